@@ -1,0 +1,53 @@
+"""Messages to bytes and back. The one file that knows msgpack.
+
+A message is the msgpack array [tag, field, field, ...]. What comes in is checked: known tag, number and
+types of the fields, and bounds on every size, so that a few bytes cannot claim gigabytes.
+Nothing here can run code that the bytes name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgpack
+
+from .errors import ProtocolError
+from .messages import TAGS, Message, Shape
+
+# A message holds at most this many bytes; larger arrays lie in shared memory, or come in pieces. Every length
+# inside it is bounded by the message's own size besides, which is what msgpack takes for its limits by default.
+LARGEST_MESSAGE: Final = 1 << 30
+
+
+def packer() -> Callable[[Any], bytes]:
+    """A function from plain values to bytes, quicker than making a packer each time. One thread at a time."""
+    pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True, use_bin_type=True).pack
+    return pack
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    packed: bytes = msgpack.packb((TAGS[type(message)], *message), use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes) -> Message:
+    """The message in `data`.
+
+    Raises:
+        ProtocolError: for anything that is not exactly one well-formed message.
+    """
+    if len(data) > LARGEST_MESSAGE:
+        raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {LARGEST_MESSAGE}")
+    try:
+        tag, *fields = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
+        cls, allowed = Shape.of[tag]
+    except Exception as error:
+        raise ProtocolError(f"not a message of this protocol ({type(error).__name__}: {error})") from None
+    if len(fields) != len(allowed):
+        raise ProtocolError(f"{cls.__name__} has {len(allowed)} fields, the message has {len(fields)}")
+    for name, value, types in zip(cls._fields, fields, allowed, strict=True):
+        if types is not None and type(value) not in types:
+            raise ProtocolError(f"{cls.__name__}.{name} cannot be a {type(value).__name__}")
+    return cls(*fields)

@@ -1,0 +1,218 @@
+"""Every message and instruction that crosses a process boundary, with its number.
+
+A message holds only ids and plain values: integers, strings, bytes, and tuples of them.
+This file knows nothing of sockets or of how the values are encoded.
+
+Who speaks to whom:
+
+- a session (the frontend) to a worker's inbox: Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye;
+- a worker to a worker's inbox: Ticket, Taken;
+- a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost;
+- a watcher thread, inside its own process, to the inbox or to the events: Lost;
+- a supervisor to a worker's inbox: Stop.
+
+An instruction is a plain tuple inside a Batch, `(code, ...)`: codes below 32 are the control instructions
+of `Control`, the others come from the operation table (`operations.py`), four codes an operation (`form`).
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, ClassVar, Final, NamedTuple, Union
+
+PROTOCOL_VERSION: Final = 1
+
+# A reference to an operand: a buffer's id; a view (buffer, offset, shape, strides, dtype); a plain scalar (value,);
+# a typed constant (dtype, bytes). Offsets and strides are bytes, dtypes are NumPy's `dtype.str`.
+Ref = Union[int, tuple[Any, ...]]
+Instruction = tuple[Any, ...]
+
+
+class Control:
+    """Numbers of the instructions that are not operations on arrays."""
+
+    FREE: Final = 0  # (FREE, buffer, buffer, ...): the names go; the memory when its last reader is done
+    SEND: Final = 1  # (SEND, ref, ticket, target lane): when the array is ready, tell the target where it lies
+    RECV: Final = 2  # (RECV, buffer, spec, ticket, source lane): a new array from what the ticket names
+    READ: Final = 3  # (READ, ref, request): answer with a Value
+    UPLOAD: Final = 4  # (UPLOAD, buffer, spec, place): a new array from the frontend's bytes, see Place
+    FENCE: Final = 5  # (FENCE, request): answer with a Value when all before it in the lane has finished
+
+
+CONTROLS: Final = 32  # operations are numbered from here
+
+# What an operation's instruction looks like: code = 4 * number + form.
+ARRAYS: Final = 0  # (code, out, spec, *refs of arrays)
+SCALAR_RIGHT: Final = 1  # (code, out, spec, ref, plain scalar)
+SCALAR_LEFT: Final = 2  # (code, out, spec, plain scalar, ref)
+GENERAL: Final = 3  # (code, first out, specs, operands, static, into): into is a Ref to write, or None
+
+# A Place is where the bytes of an array lie, in the memory order of its spec:
+#   bytes                 inline
+#   (block, ticket...)    in the arena of the sender; answered by Taken, Returned or Released with that number
+
+
+class Hello(NamedTuple):
+    """A session introduces itself; answered by Welcome or Refused on the session's events."""
+
+    version: int
+    table: bytes  # hash of the operation table
+    session: bytes  # 16 random bytes
+    identity: tuple[Any, ...]  # of the frontend's process
+    lane: int  # the number of this worker in the session
+    events: str  # where the session listens
+    options: dict[str, Any]  # memory: bytes this session may use here
+
+
+class Peers(NamedTuple):
+    """Where the session's other workers listen: (lane, endpoint, identity) each."""
+
+    peers: tuple[tuple[Any, ...], ...]
+
+
+class Batch(NamedTuple):
+    """Instructions `first`, `first + 1`, ... of the lane, and the specs that they are the first to use."""
+
+    first: int
+    specs: tuple[tuple[Any, ...], ...]  # (id, shape, dtype, strides)
+    instructions: tuple[Instruction, ...]
+
+
+class Returned(NamedTuple):
+    """The session has copied what these Values lent it."""
+
+    tickets: tuple[int, ...]
+
+
+class PeerGone(NamedTuple):
+    """Nothing more comes from this worker: its tickets are errors, its loans are over."""
+
+    lane: int
+    reason: str
+
+
+class Trace(NamedTuple):
+    """Start or stop to record when each instruction ran."""
+
+    on: bool
+
+
+class Goodbye(NamedTuple):
+    """The session ends: everything it has on the worker goes."""
+
+
+class Ticket(NamedTuple):
+    """An array is ready and lies there: from a producing worker to the consuming one."""
+
+    session: bytes
+    source: int
+    ticket: int
+    place: Any  # a Place, or None where `failure` says why there is nothing
+    failure: tuple[Any, ...] | None
+    sent_ns: int
+
+
+class Taken(NamedTuple):
+    """The consumer has copied or dropped what these tickets named."""
+
+    session: bytes
+    tickets: tuple[int, ...]
+
+
+class Stop(NamedTuple):
+    """End the worker, whatever it holds."""
+
+
+class Welcome(NamedTuple):
+    """The worker has made the lane."""
+
+    lane: int
+    identity: tuple[Any, ...]
+    device: dict[str, Any]
+
+
+class Refused(NamedTuple):
+    """The worker will not serve this session."""
+
+    lane: int
+    reason: str
+
+
+class Completed(NamedTuple):
+    """Everything in this lane up to and including `through` has finished on the device."""
+
+    lane: int
+    through: int
+
+
+class Failed(NamedTuple):
+    """Instruction n failed, or inherited the failure (root lane, root n)."""
+
+    lane: int
+    n: int
+    root: tuple[int, int]
+    kind: str  # the exception's class
+    text: str
+    traceback: str
+
+
+class Value(NamedTuple):
+    """The answer to a READ or a FENCE."""
+
+    lane: int
+    request: int
+    place: Any  # a Place, or None
+    failure: tuple[Any, ...] | None  # (root lane, root n, kind, text, traceback, path)
+
+
+class Released(NamedTuple):
+    """The worker has copied or dropped what these blocks of the frontend's arena lent it."""
+
+    lane: int
+    blocks: tuple[int, ...]
+
+
+class Traced(NamedTuple):
+    """What ran: (n, stream, start, end) in nanoseconds of the worker's monotonic clock; and transfers."""
+
+    lane: int
+    now_ns: int
+    ran: tuple[tuple[Any, ...], ...]
+    moved: tuple[tuple[Any, ...], ...]  # (ticket, source lane, nbytes, sent_ns, taken_ns, in place)
+
+
+class Lost(NamedTuple):
+    """The process behind `key` has ended: a lane's number for a session, a session's id for a worker."""
+
+    key: Any
+    reason: str
+
+
+Message = Any  # any of the classes below
+CLASSES: Final[tuple[type[Any], ...]] = (
+    Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
+    Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost,
+)  # fmt: skip
+TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
+
+
+class Shape:
+    """The types that a message's fields may have, read once from its annotations."""
+
+    of: ClassVar[dict[int, tuple[type[Any], tuple[tuple[type[Any], ...] | None, ...]]]] = {}
+
+
+def _allowed(annotation: Any) -> tuple[type[Any], ...] | None:
+    """The types of a field; None where the field may hold anything plain."""
+    if annotation is Any:
+        return None
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is Union:
+        parts = [_allowed(part) for part in typing.get_args(annotation)]
+        return None if None in parts else tuple(t for part in parts if part for t in part)
+    return (typing.get_origin(annotation) or annotation,)
+
+
+for _tag, _cls in enumerate(CLASSES):
+    _hints = typing.get_type_hints(_cls)
+    Shape.of[_tag] = (_cls, tuple(_allowed(_hints[field]) for field in _cls._fields))
