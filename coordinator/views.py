@@ -1,0 +1,248 @@
+"""The geometry of views: where in its buffer a view lies, by NumPy's own rules and with NumPy's own errors.
+
+A view is a (Spec, offset): the offset is the bytes from the start of the buffer to the element at index (0, 0, ...).
+NumPy itself indexes and transposes *ghost memory*: address space that is reserved and never touched, so an array of
+terabytes costs nothing. Geometry does not depend on where in a buffer a view starts, so it is kept per (spec, key).
+Knows nothing of buffers, devices or values. Pure, but for the one reservation of address space.
+"""
+
+from __future__ import annotations
+
+import mmap
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..protocol.specs import Spec, spec
+
+View = tuple[Spec, int]
+Array = np.ndarray[Any, Any]
+
+_NORESERVE: Final = 0x4000
+_KEPT: Final = 20_000  # results of index() kept, and as many of the other functions
+
+
+def _reserve() -> mmap.mmap:
+    """As much untouched, read-only address space as the system grants."""
+    for bits in range(45, 24, -1):
+        try:
+            return mmap.mmap(
+                -1, 1 << bits, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot=mmap.PROT_READ
+            )
+        except (OSError, ValueError):
+            continue
+    raise MemoryError("no address space for the geometry of views: is the limit on virtual memory very low?")
+
+
+_GHOST: Final = _reserve()
+_MIDDLE: Final = len(_GHOST) // 2  # negative strides reach downwards from here, positive ones upwards
+_BASE: Final[int] = np.ndarray((1,), np.uint8, _GHOST, _MIDDLE).__array_interface__["data"][0]
+
+
+class AdvancedKey(Exception):  # noqa: N818: a branch, not an error
+    """The key holds a list, an array or a bool: it selects a copy, not a view."""
+
+
+def ghost(spec: Spec) -> Array:
+    """An array of this geometry over memory that must not be read for its values."""
+    return np.ndarray(spec.shape, spec.dtype, _GHOST, _MIDDLE, spec.strides)
+
+
+def _geometry(array: Array) -> View:
+    # A view of no elements may be given any address by NumPy: its own stays inside the buffer.
+    delta = array.__array_interface__["data"][0] - _BASE if array.size else 0
+    return spec(array.shape, array.dtype, array.strides), delta
+
+
+def derive(spec: Spec, offset: int, function: Callable[[Array], Array]) -> View | None:
+    """The geometry of `function(array)`; None if that is not a view of the array (then it is a copy).
+
+    Args:
+        spec: of the array.
+        offset: of the array in its buffer.
+        function: pure geometry: must not look at a value. What it raises passes through.
+    """
+    array = ghost(spec)
+    result = function(array)
+    if result.base is not _GHOST and result.base is not array and result is not array:
+        return None
+    derived, delta = _geometry(result)
+    return derived, offset + delta
+
+
+# -- indexing ---------------------------------------------------------------------------------------------------------
+
+_indexed: dict[tuple[Spec, object], View] = {}
+_ADVANCED: Final = (bool, np.bool_, list, np.ndarray)
+
+
+def index(spec: Spec, offset: int, key: object) -> View:
+    """The view that `array[key]` is. Unlike NumPy, a view without axes where NumPy gives a scalar.
+
+    Raises:
+        AdvancedKey: the key selects a copy (`getitem_advanced`).
+        IndexError: as NumPy raises it.
+    """
+    cached = (spec, _hashable(key))
+    found = _indexed.get(cached)
+    if found is None:
+        found = _index(spec, key)
+        if len(_indexed) >= _KEPT:
+            _indexed.clear()
+        _indexed[cached] = found
+    return found[0], offset + found[1]
+
+
+def _hashable(key: object) -> object:
+    """The key with its slices (not hashable before Python 3.12) as tuples; refuses advanced keys."""
+    kind = type(key)
+    if kind is int or key is None or key is Ellipsis:
+        return key
+    if kind is slice:
+        assert isinstance(key, slice)
+        return (slice, _bound(key.start), _bound(key.stop), _bound(key.step))
+    if kind is tuple:
+        assert isinstance(key, tuple)
+        return (tuple, *map(_hashable, key))
+    if isinstance(key, _ADVANCED):
+        raise AdvancedKey
+    try:
+        return operator.index(key)  # type: ignore[arg-type]
+    except TypeError:
+        # NumPy's words, which name no type
+        raise IndexError(
+            "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or boolean "
+            "arrays are valid indices"
+        ) from None
+
+
+def _bound(bound: Any) -> int | None:
+    if bound is None or type(bound) is int:
+        return bound  # type: ignore[no-any-return]
+    try:
+        return operator.index(bound)
+    except TypeError:
+        raise TypeError("slice indices must be integers or None or have an __index__ method") from None
+
+
+def _index(spec: Spec, key: object) -> View:
+    key = key if type(key) is tuple else (key,)
+    if not any(item is Ellipsis for item in key):
+        key = (*key, Ellipsis)  # then NumPy gives a view where it would read a scalar
+    return _geometry(ghost(spec)[key])
+
+
+# -- the other views --------------------------------------------------------------------------------------------------
+
+
+def reshape(spec: Spec, offset: int, shape: int | Sequence[int], order: str = "C") -> View | None:
+    """The view that `array.reshape(shape)` is; None if it needs a copy.
+
+    Then a copy of the whole in this order (operation `copy`) reshapes without another one.
+    """
+    array = ghost(spec)
+    try:
+        result = np.reshape(array, shape, order=order, copy=False)  # type: ignore[call-overload]
+    except ValueError as error:
+        if "avoid creating a copy" in str(error):
+            return None
+        raise
+    derived, delta = _geometry(result)
+    return derived, offset + delta
+
+
+def ravel(spec: Spec, offset: int, order: str = "C") -> View | None:
+    """The view that `array.ravel(order)` is; None if it needs a copy, as `array.flatten(order)` always does.
+
+    For the copy: operation `copy` with `ravel_order(spec, order)`, then a reshape to one axis in that order.
+    """
+    if order == "K":
+        backwards = any(stride < 0 for stride, extent in zip(spec.strides, spec.shape, strict=True) if extent > 1)
+        if backwards or not spec.contiguous:
+            return None
+        axes = memory_order(spec)
+        transposed = transpose(spec, offset, axes)
+        return reshape(*transposed, -1)
+    return reshape(spec, offset, -1, ravel_order(spec, order))
+
+
+def ravel_order(spec: Spec, order: str) -> str:
+    """What order 'A' means for this array; the others as they are."""
+    if order != "A":
+        return order
+    flags = ghost(spec).flags
+    return "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+
+
+def memory_order(spec: Spec) -> tuple[int, ...]:
+    """The axes from the slowest to the fastest in memory."""
+    return tuple(sorted(range(spec.ndim), key=lambda axis: (-abs(spec.strides[axis]), axis)))
+
+
+def transpose(spec: Spec, offset: int, axes: Sequence[int] | None = None) -> View:
+    """The view that `array.transpose(axes)` is."""
+    return _view(spec, offset, lambda array: array.transpose(axes))
+
+
+def swapaxes(spec: Spec, offset: int, first: int, second: int) -> View:
+    """The view that `array.swapaxes(first, second)` is."""
+    return _view(spec, offset, lambda array: array.swapaxes(first, second))
+
+
+def moveaxis(spec: Spec, offset: int, source: int | Sequence[int], destination: int | Sequence[int]) -> View:
+    """The view that `numpy.moveaxis(array, source, destination)` is."""
+    return _view(spec, offset, lambda array: np.moveaxis(array, source, destination))
+
+
+def squeeze(spec: Spec, offset: int, axis: int | tuple[int, ...] | None = None) -> View:
+    """The view that `array.squeeze(axis)` is."""
+    return _view(spec, offset, lambda array: array.squeeze(axis))
+
+
+def expand_dims(spec: Spec, offset: int, axis: int | tuple[int, ...]) -> View:
+    """The view that `numpy.expand_dims(array, axis)` is."""
+    return _view(spec, offset, lambda array: np.expand_dims(array, axis))
+
+
+def broadcast_to(spec: Spec, offset: int, shape: int | tuple[int, ...]) -> View:
+    """The view that `numpy.broadcast_to(array, shape)` is. Writing through it is refused, as it is in NumPy."""
+    return _view(spec, offset, lambda array: np.broadcast_to(array, shape))
+
+
+def _view(spec: Spec, offset: int, function: Callable[[Array], Array]) -> View:
+    derived = derive(spec, offset, function)
+    if derived is None:
+        raise AssertionError("NumPy made a copy where it promises a view")
+    return derived
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+
+
+def overlaps_whole(spec: Spec, base_spec: Spec, offset: int) -> bool:
+    """Whether this view covers every element of its buffer exactly once: a write to it then overwrites all.
+
+    Args:
+        spec: of the view.
+        base_spec: of the buffer, which has no gaps.
+        offset: of the view in the buffer.
+    """
+    if spec is base_spec:
+        return offset == 0
+    if spec.nbytes != base_spec.nbytes:
+        return False
+    if not spec.nbytes:
+        return True
+    step = spec.dtype.itemsize
+    lowest = offset
+    for size, stride, extent in sorted(
+        (abs(s), s, e) for s, e in zip(spec.strides, spec.shape, strict=True) if e != 1
+    ):
+        if size != step:
+            return False
+        step *= extent
+        if stride < 0:
+            lowest += stride * (extent - 1)
+    return lowest == 0
