@@ -49,8 +49,10 @@ SCALAR_LEFT: Final = 2  # (code, out, spec, plain scalar, ref)
 GENERAL: Final = 3  # (code, first out, specs, operands, static, into): into is a Ref to write, or None
 
 # A Place is where the bytes of an array lie, in the memory order of its spec:
-#   bytes                 inline
-#   (block, ticket...)    in the arena of the sender; answered by Taken, Returned or Released with that number
+#   bytes                             inline
+#   ("host", loan, offset, ticket)    in shared memory of the sender; answered by Taken, Returned or Released with
+#                                     the loan's number
+#   ("device", loan, offset, ticket)  in the sender's device memory, as the device exports it
 
 
 class Hello(NamedTuple):
@@ -117,6 +119,7 @@ class Taken(NamedTuple):
     """The consumer has copied or dropped what these tickets named."""
 
     session: bytes
+    source: int  # the consumer's lane
     tickets: tuple[int, ...]
 
 

@@ -1,0 +1,75 @@
+"""Which buffers an instruction reads and writes: all that the trackers on both sides know of it.
+
+Pure, and ignorant of what operations mean: the operation table says which operands are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .messages import CONTROLS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction, Ref
+from .operations import BY_NUMBER
+
+Buffers = tuple[int, ...]
+_NOTHING: Final[Buffers] = ()
+
+
+def buffer_of(ref: Ref) -> int | None:
+    """The buffer that a reference looks into; None for a scalar."""
+    if type(ref) is int:
+        return ref
+    return ref[0] if len(ref) == 5 else None  # type: ignore[index, arg-type]
+
+
+def _buffers(refs: tuple[Ref, ...]) -> Buffers:
+    return tuple(buffer for ref in refs if (buffer := buffer_of(ref)) is not None)
+
+
+def accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
+    """(read, written) buffers. What is overwritten only in part is in both: its old value matters."""
+    code = instruction[0]
+    if code < CONTROLS:
+        return _control_accesses(instruction)
+    form = code % 4
+    if form == GENERAL:
+        _, out, specs, operands, _, into = instruction
+        operation = BY_NUMBER[code // 4]
+        written = [operands[place] for place in operation.writes]
+        if into is not None:
+            written.append(into)
+        reads = list(operands)
+        if operation.name == "assign" and type(operands[0]) is int:
+            del reads[0]  # all of it is overwritten
+        if into is not None and type(into) is not int:
+            reads.append(into)
+        return _buffers(tuple(reads)), (*range(out, out + len(specs)), *_buffers(tuple(written)))
+    if form == SCALAR_RIGHT:
+        return _buffers(instruction[3:4]), (instruction[1],)
+    if form == SCALAR_LEFT:
+        return _buffers(instruction[4:]), (instruction[1],)
+    return _buffers(instruction[3:]), (instruction[1],)
+
+
+def _control_accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
+    match instruction[0]:
+        case Control.FREE:
+            return _NOTHING, instruction[1:]
+        case Control.SEND | Control.READ:
+            return _buffers(instruction[1:2]), _NOTHING
+        case Control.RECV | Control.UPLOAD:
+            return _NOTHING, (instruction[1],)
+        case _:
+            return _NOTHING, _NOTHING
+
+
+def outputs(instruction: Instruction) -> Iterator[tuple[int, int]]:
+    """The buffers that the instruction makes, each with the number of its spec."""
+    code = instruction[0]
+    if code in (Control.RECV, Control.UPLOAD):
+        yield instruction[1], instruction[2]
+    elif code >= CONTROLS:
+        if code % 4 == GENERAL:
+            yield from enumerate(instruction[2], instruction[1])
+        else:
+            yield instruction[1], instruction[2]

@@ -1,0 +1,216 @@
+"""The sockets between processes: inboxes, outlets, events. The one file that knows zmq.
+
+Nothing is lost and nothing blocks here: no high-water marks (credits bound what is in flight), sends that
+never wait for a peer, bounded lingering at the end. A socket belongs to one thread at a time; whoever shares
+one holds a lock of its own. Every endpoint lies in a folder that only its owner can enter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from .codec import LARGEST_MESSAGE
+
+LINGER_MS: Final = 500  # how long a closing socket may still try to hand over its last messages
+
+# By process id: a forked child makes its own and leaves its parent's alone (it stays here, never cleaned up).
+_contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
+
+
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    found = _contexts.get(os.getpid())
+    if found is None:
+        found = _contexts[os.getpid()] = zmq.Context()
+    return found
+
+
+def _socket(kind: int) -> zmq.Socket[bytes]:
+    socket = _context().socket(kind)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
+    return socket
+
+
+def runtime_folder() -> Path:
+    """The folder, for this user only, in which Interlock keeps its endpoints.
+
+    Raises:
+        PermissionError: somebody else made a folder of that name first.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(base) / "interlock" if base and os.access(base, os.W_OK) else None
+    if folder is None:
+        folder = Path(tempfile.gettempdir()) / f"interlock-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} must belong to user {os.getuid()} alone (mode 0700); remove it or mend its mode")
+    return folder
+
+
+def private_folder() -> Path:
+    """A new folder for one process's endpoints; its name carries the owner's process id. Remove with `remove_folder`.
+
+    Folders whose owner is gone are removed on the way.
+    """
+    base = runtime_folder()
+    for stale in base.glob("p*-*"):
+        pid = stale.name[1:].partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            remove_folder(stale)
+    return Path(tempfile.mkdtemp(prefix=f"p{os.getpid()}-", dir=base))  # short: a socket's path has at most 107 bytes
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of endpoints; no error if it is gone already."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Inbox:
+    """Where a worker is spoken to: by sessions, by other workers, and by its own watcher thread."""
+
+    def __init__(self, endpoint: str, inproc: str) -> None:
+        self.endpoint = endpoint
+        self.inproc = inproc
+        self._socket = _socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        self._socket.bind(endpoint)
+        self._socket.bind(inproc)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Make `wait` end also when `fd` is readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._poller.unregister(fd)
+
+    def wait(self) -> None:
+        """Until a message or a watched descriptor is there."""
+        self._poller.poll()
+
+    def poll(self) -> tuple[bytes, bytes] | None:
+        """(sender, data) of a message that is already here, or None."""
+        try:
+            sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return sender, frames[0] if len(frames) == 1 else b""
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Outlet:
+    """The way to one inbox or to one session's events. Sending queues and returns."""
+
+    def __init__(self, endpoint: str, *, name: bytes | None = None, events: bool = False) -> None:
+        """Connect to `endpoint`; `name` is how an inbox knows the sender; `events` when it is a session's."""
+        self._socket = _socket(zmq.PUSH if events else zmq.DEALER)
+        if name is not None:
+            self._socket.setsockopt(zmq.ROUTING_ID, name)
+        self._socket.connect(endpoint)
+        self._send = self._socket.send
+
+    def send(self, data: bytes) -> None:
+        self._send(data, zmq.NOBLOCK)
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Close; what is not handed over within `linger_ms` is dropped (0 when the other side is dead)."""
+        self._socket.close(linger=linger_ms)
+
+
+class Events:
+    """Where a session hears from its workers and its own watcher."""
+
+    def __init__(self, endpoint: str, inproc: str) -> None:
+        self.endpoint = endpoint
+        self.inproc = inproc
+        self._socket = _socket(zmq.PULL)
+        self._socket.bind(endpoint)
+        self._socket.bind(inproc)
+        self.fd: int = self._socket.getsockopt(zmq.FD)  # readable at least once after messages came: drain fully
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        """The next message, waiting for it; None when the time is over. Ctrl-C interrupts."""
+        if timeout_s is not None and not self._socket.poll(max(int(timeout_s * 1000), 0)):
+            return None
+        return self._socket.recv()
+
+    def poll(self) -> bytes | None:
+        """A message that is already here, or None."""
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class Answers:
+    """The asked side of a plain question-and-answer endpoint (a supervisor's)."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._socket = _socket(zmq.ROUTER)
+        self._socket.bind(endpoint)
+
+    def wait(self, timeout_s: float, fds: Iterable[int] = ()) -> list[int]:
+        """Wait for a question or for one of `fds`; which of these are readable."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        for fd in fds:
+            poller.register(fd, zmq.POLLIN)
+        return [ready for ready, _ in poller.poll(int(timeout_s * 1000)) if isinstance(ready, int)]
+
+    def poll(self) -> tuple[bytes, bytes] | None:
+        """(asker, question) if one is here."""
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return frames[0], frames[-1]
+
+    def answer(self, asker: bytes, data: bytes) -> None:
+        self._socket.send_multipart([asker, data], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def ask(endpoint: str, question: bytes, timeout_s: float) -> bytes | None:
+    """One question, one answer; None when nobody answers in time."""
+    socket = _socket(zmq.DEALER)
+    try:
+        socket.connect(endpoint)
+        socket.send(question)
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if socket.poll(max(int(left * 1000), 1)):
+                return socket.recv()
+            if endpoint.startswith("ipc://") and not os.path.exists(endpoint[6:]):
+                return None  # no need to wait for a file that is not there
+        return None
+    finally:
+        socket.close(linger=0)
+
+
+def ipc(folder: Path, name: str) -> str:
+    """The address of endpoint `name` in `folder`."""
+    return f"ipc://{folder / name}"
+
+
+def endpoint_gone(endpoint: str) -> bool:
+    """True if nothing can listen at this address: it is a local one and its file does not exist."""
+    return endpoint.startswith("ipc://") and not os.path.exists(endpoint[6:])

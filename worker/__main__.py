@@ -1,0 +1,46 @@
+"""Starts one worker process: reads its configuration, opens its device, says that it is ready, serves.
+
+BLAS takes its number of threads from the environment when NumPy is imported, so whoever starts a worker sets it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m interlock.worker", description="One worker; see `interlock worker`.")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--memory", required=True, type=int)
+    parser.add_argument("--owner-fd", type=int)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--options", default="{}", type=json.loads)
+    chosen = parser.parse_args(arguments)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; the worker ends with its owner
+    sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
+    warnings.simplefilter("ignore")
+
+    import numpy as np
+
+    from .loop import Config, Worker
+
+    np.seterr(all="ignore")
+    worker = Worker(Config(chosen.device, chosen.folder, chosen.memory, chosen.owner_fd, chosen.options))
+    ready = {"endpoint": worker.inbox.endpoint, "identity": list(worker.identity), "device": chosen.device}
+    if chosen.ready_fd is not None:
+        with os.fdopen(chosen.ready_fd, "w") as file:
+            print(json.dumps(ready), file=file)
+    worker.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""Which array a name stands for, in which memory it lies, and who else reads that memory.
+
+One `Store` holds what one session has on one worker. A buffer that others read in place is *lent*: nobody
+waits for them, so whoever writes it first moves it to fresh memory (`writable`). A buffer read in place from
+somebody else is *borrowed*: it is copied before it is written. A view is (buffer, offset, shape, strides,
+dtype), made when first used and forgotten when its buffer moves.
+Knows devices only through their interface, and nothing of sockets or of the order of things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..protocol.messages import Ref
+from ..protocol.specs import Spec
+from ..protocol.specs import spec as spec_of
+from .devices.base import COMPUTE, Device
+
+SMALL: Final = 32 * 1024  # bytes; below it a host array lives in NumPy's own memory and travels inside messages
+
+Origin = tuple[str, int, int]  # who lent the memory: ("peer", lane, ticket), ("session", 0, block)
+
+
+class Failure(NamedTuple):
+    """Why a buffer holds no array. `path` are the first instructions that inherited it: (lane, n) each."""
+
+    root: tuple[int, int]
+    kind: str
+    text: str
+    traceback: str
+    path: tuple[tuple[int, int], ...]
+
+    def inherited(self, lane: int, n: int) -> Failure:
+        """The same failure, reached through instruction n."""
+        return self if len(self.path) >= 3 else self._replace(path=(*self.path, (lane, n)))
+
+
+class Unavailable(Exception):
+    """The operand's buffer has no array: it failed, or no such buffer was ever made."""
+
+    def __init__(self, buffer: int) -> None:
+        super().__init__(buffer)
+        self.buffer = buffer
+
+
+class Memory:
+    """A block of the device's memory and how many hold it: the buffer's name, and each loan."""
+
+    __slots__ = ("block", "holders", "marks", "on_host")
+
+    def __init__(self, block: Any, on_host: bool = False) -> None:
+        self.block = block
+        self.holders = 1
+        self.on_host = on_host  # made by host_alloc, not by alloc
+        self.marks: list[Any] = []  # copies under way that read it (devices with queues only)
+
+
+class _Arrays(dict[Any, Any]):
+    """Arrays by reference. A view is made at its first use and kept until its buffer goes or moves."""
+
+    def __init__(self, make_view: Callable[[Ref], Any]) -> None:
+        super().__init__()
+        self._make_view = make_view
+
+    def __missing__(self, ref: Ref) -> Any:
+        return self._make_view(ref)
+
+
+class Store:
+    """The arrays of one session on one device."""
+
+    def __init__(self, device: Device, give_back: Callable[[Origin], None]) -> None:
+        """`give_back` is told of each borrowed memory that is no longer read."""
+        self.device = device
+        self.arrays: dict[Any, Any] = _Arrays(self._make_view)
+        self.failures: dict[int, Failure] = {}
+        self._failed_specs: dict[int, Spec] = {}  # what a full overwrite makes anew
+        self._give_back = give_back
+        self._memory: dict[int, Memory] = {}
+        self._views: dict[int, list[Ref]] = {}
+        self._borrowed: dict[int, tuple[Origin, Any]] = {}
+        # By loan number (tickets are positive, values lent to the frontend negative): the memory, and whose it was.
+        self._lent: dict[int, tuple[Memory, int]] = {}
+        self._loans: dict[int, set[int]] = {}  # loans of each buffer's present memory
+
+    # -- names
+
+    def create(self, buffer: int, spec: Spec) -> Any:
+        """A new array, its elements undefined, in memory that can be lent when it is large or not the host's."""
+        if self.device.inline and spec.nbytes < SMALL:
+            array = np.ndarray(spec.shape, spec.dtype, strides=spec.strides, buffer=np.empty(max(spec.nbytes, 1), np.uint8))
+        else:
+            memory = Memory(self.device.alloc(spec.nbytes))
+            array = self.device.view(memory.block, spec.shape, spec.dtype, 0, spec.strides)
+            self._memory[buffer] = memory
+        self.arrays[buffer] = array
+        return array
+
+    def drop(self, buffer: int) -> None:
+        """Forget a buffer. Its memory goes when the last loan of it ends."""
+        self.arrays.pop(buffer, None)
+        self._forget_views(buffer)
+        if self.device.inline:
+            self.failures.pop(buffer, None)
+        else:
+            self.device.launch(COMPUTE, self.failures.pop, buffer, None)  # after those in the queue that look it up
+        self._failed_specs.pop(buffer, None)
+        self._let_go(buffer)
+
+    def fail(self, buffer: int, failure: Failure, spec: Spec | None = None) -> None:
+        """The buffer holds no array any more, for this reason; `spec` is what it would have been, if not yet made."""
+        if spec is None:
+            old = self.arrays.get(buffer)
+            spec = self._failed_specs.get(buffer) if old is None else _spec_of(old)
+        self.drop(buffer)
+        self.failures[buffer] = failure
+        if spec is not None:
+            self._failed_specs[buffer] = spec
+
+    def cure(self, buffer: int) -> None:
+        """Every element of a failed buffer is about to be written: it has an array again."""
+        spec = self._failed_specs.get(buffer)
+        if buffer in self.failures and spec is not None:
+            del self.failures[buffer], self._failed_specs[buffer]
+            self.create(buffer, spec)
+
+    def whole(self, ref: Ref) -> Any:
+        """The array behind `ref`.
+
+        Raises:
+            Unavailable: it failed, or was never made.
+        """
+        return self.arrays[ref]
+
+    # -- lending
+
+    def lend(self, loan: int, ref: Ref) -> tuple[Any, int] | None:
+        """Lend the memory that `ref` fills without a gap: (block, offset in it), or None when it cannot be shared."""
+        buffer, offset = (ref, 0) if type(ref) is int else (ref[0], ref[1])  # type: ignore[index]
+        memory = self._memory.get(buffer)
+        if memory is None:
+            return None
+        memory.holders += 1
+        self._lent[loan] = memory, buffer
+        self._loans.setdefault(buffer, set()).add(loan)
+        return memory.block, offset
+
+    def lend_copy(self, loan: int, memory: Memory) -> None:
+        """Lend memory that was made for this loan alone."""
+        self._lent[loan] = memory, -1
+
+    def returned(self, loan: int) -> None:
+        """The borrower has copied or dropped it. Loans that are already over are ignored: their borrower was lost."""
+        lent = self._lent.pop(loan, None)
+        if lent is None:
+            return
+        memory, buffer = lent
+        self._release(memory)
+        loans = self._loans.get(buffer)
+        if loans is not None:
+            loans.discard(loan)  # not in it when the buffer has moved meanwhile
+            if not loans:
+                del self._loans[buffer]
+
+    def borrow(self, buffer: int, origin: Origin, attached: Any, array: Any) -> None:
+        """Use somebody else's memory in place, as `buffer`; `attached` is the device's handle of it."""
+        self.arrays[buffer] = array
+        self._borrowed[buffer] = (origin, attached)
+
+    def memory(self, buffer: int) -> Memory | None:
+        return self._memory.get(buffer)
+
+    # -- writing
+
+    def writable(self, ref: Ref, overwrites: bool) -> Any:
+        """The array to write to, in memory that nobody else reads: moved or copied first where needed.
+
+        `overwrites`: every element of the buffer is about to be written, so what is in it need not be kept.
+        """
+        buffer = ref if type(ref) is int else ref[0]  # type: ignore[index]
+        if buffer in self._loans or buffer in self._borrowed:
+            self._move(buffer, keep=not overwrites)
+        else:
+            self.await_copies(buffer)
+        return self.arrays[ref]
+
+    def _move(self, buffer: int, keep: bool) -> None:
+        old = self.arrays[buffer]  # raises Unavailable
+        memory = Memory(self.device.alloc(old.nbytes))
+        new = self.device.view(memory.block, old.shape, old.dtype, 0, old.strides)
+        if keep:
+            self.device.launch(COMPUTE, self.device.xp.copyto, new, old)
+        self._forget_views(buffer)
+        self._let_go(buffer)
+        self.arrays[buffer] = new
+        self._memory[buffer] = memory
+
+    def _let_go(self, buffer: int) -> None:
+        """The name no longer holds its memory."""
+        memory = self._memory.pop(buffer, None)
+        if memory is not None:
+            self._loans.pop(buffer, None)
+            self._release(memory)
+        borrowed = self._borrowed.pop(buffer, None)
+        if borrowed is not None:
+            origin, attached = borrowed
+            self.device.host_detach(attached)
+            self._give_back(origin)
+
+    def _release(self, memory: Memory) -> None:
+        memory.holders -= 1
+        if memory.holders:
+            return
+        if memory.on_host:
+            self.device.host_retire(memory.block)
+        else:
+            self.device.retire(memory.block, tuple(memory.marks))
+
+    def read_by_copy(self, buffer: int, mark: Any) -> None:
+        """A copy that ends at `mark` reads the buffer: writes and reuse of the memory wait for it."""
+        memory = self._memory.get(buffer)
+        if memory is not None:
+            memory.marks = [m for m in memory.marks if not self.device.query(m)]
+            memory.marks.append(mark)
+
+    def await_copies(self, buffer: int) -> None:
+        """Let what is launched from now on wait for the copies that read this buffer."""
+        memory = self._memory.get(buffer)
+        if memory is not None and memory.marks:
+            for mark in memory.marks:
+                self.device.wait(COMPUTE, mark)
+            memory.marks.clear()
+
+    # -- views
+
+    def _make_view(self, ref: Ref) -> Any:
+        if type(ref) is int:
+            raise Unavailable(ref)
+        buffer, offset, shape, strides, dtype = ref  # type: ignore[misc]
+        root = self.arrays[buffer]  # raises Unavailable
+        memory = self._memory.get(buffer)
+        if memory is not None:
+            array = self.device.view(memory.block, shape, np.dtype(dtype), offset, strides)
+        else:
+            # A small or borrowed host array: the elements fill its memory without a gap, whatever the axes' order.
+            flat = root.ravel(order="K").view(np.uint8) if root.size else np.empty(1, np.uint8)
+            array = np.ndarray(shape, np.dtype(dtype), buffer=flat, offset=offset, strides=strides)
+            if not root.flags.writeable:
+                array.flags.writeable = False
+        self.arrays[ref] = array
+        self._views.setdefault(buffer, []).append(ref)
+        return array
+
+    def _forget_views(self, buffer: int) -> None:
+        for ref in self._views.pop(buffer, ()):
+            self.arrays.pop(ref, None)
+
+    # -- ends
+
+    def clear(self) -> None:
+        """Forget everything: the session has gone."""
+        for buffer in [ref for ref in self.arrays if type(ref) is int]:
+            self.drop(buffer)
+        self.failures.clear()
+        self._failed_specs.clear()
+        for loan in list(self._lent):
+            self.returned(loan)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held: no names, views, memory, loans or failures."""
+        held = (self.arrays, self.failures, self._memory, self._views, self._borrowed, self._lent, self._loans)
+        return not any(held)
+
+    def counts(self) -> dict[str, int]:
+        """How many of each thing are held."""
+        return {
+            "arrays": sum(type(ref) is int for ref in self.arrays),
+            "failures": len(self.failures),
+            "memory": len(self._memory),
+            "borrowed": len(self._borrowed),
+            "lent": len(self._lent),
+        }
+
+
+def _spec_of(array: Any) -> Spec | None:
+    """The spec of an array; None for what is none (a random generator)."""
+    return spec_of(array.shape, array.dtype, array.strides) if hasattr(array, "strides") else None

@@ -1,0 +1,474 @@
+"""Runs the instructions of one session's lane: operands by id, kernel, device; what must wait is parked.
+
+Pure but for the device it is given: messages for the session and for other workers go out through `report` and
+`tell`; what comes in (batches, tickets, losses) comes in as calls. Order within the lane is decided here and in
+`scoreboard.py`; where arrays lie, in `buffers.py`; how they leave and arrive, in `transfers.py`.
+
+Two ways to run an operation. On an inline device (`host`) a kernel has finished when it returns, and the path is
+kept short: one dictionary look-up finds the handler, one more each operand, and nothing is checked that an
+exception will tell: a missing operand (failed, or never made) is an `Unavailable`. On a device with queues a body
+is launched that runs, or skips for a failed operand, in the order of the queue.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from ..protocol.accesses import accesses, outputs
+from ..protocol.errors import OutOfDeviceMemory
+from ..protocol.identity import Identity
+from ..protocol.messages import (
+    ARRAYS,
+    GENERAL,
+    SCALAR_LEFT,
+    SCALAR_RIGHT,
+    Batch,
+    Completed,
+    Control,
+    Failed,
+    Instruction,
+    Message,
+    Ref,
+    Ticket,
+    Traced,
+    Value,
+)
+from ..protocol.operations import OPERATIONS, Operation
+from ..protocol.specs import Spec
+from ..protocol.specs import spec as spec_of
+from .buffers import SMALL, Failure, Origin, Store, Unavailable
+from .devices.base import COMPUTE, Device
+from .kernels import conform, decode_operand, kernel
+from .scoreboard import Scoreboard
+from .transfers import FailedTicket, Transfers
+
+Handler = Callable[[int, Instruction], None]
+TRACE_BATCH: Final = 4096  # records before a Traced message leaves
+
+
+class Executor:
+    """One lane: the state of one session on one worker."""
+
+    def __init__(
+        self,
+        device: Device,
+        lane: int,
+        session: bytes,
+        report: Callable[[Message], None],
+        tell: Callable[[int, Message], None],
+        window: int,
+    ) -> None:
+        """`report` sends to the session, `tell` to the worker of another lane; `window` instructions may be on the way."""
+        self.lane = lane
+        self.device = device
+        self.executed = 0  # the last instruction that came to be run or parked
+        self.finished = 0  # the device has finished all up to here, but for what is parked
+        self._reported = 0  # the last Completed
+        self._report = report
+        self._report_every = max(window // 4, 1)
+        self._board = Scoreboard()
+        self._parked: dict[int, Instruction] = {}
+        self._specs: dict[int, Spec | None] = {}  # by id; None stands for a small array that a kernel may allocate
+        self._layouts: dict[int, Spec] = {}  # by id, all of them
+        self._returns: list[Origin] = []
+        self._store = Store(device, self._returns.append)
+        self._transfers = Transfers(device, lane, session, self._store, report, tell)
+        self._late: list[Message] = []  # failures found in the device's queue
+        self._ran: list[tuple[Any, ...]] | None = None  # records while tracing
+        self._handlers = self._control_handlers()
+        for operation in OPERATIONS:
+            self._handlers.update(self._inline(operation) if device.inline else self._queued(operation))
+
+    # -- what comes in
+
+    def batch(self, batch: Batch, interrupt: Callable[[], None]) -> None:
+        """Run or park the instructions of a batch.
+
+        `interrupt` is called before those that come while others are parked, to take in tickets that have come meanwhile.
+        """
+        for id, shape, dtype, strides in batch.specs:
+            self._define(id, spec_of(shape, np.dtype(dtype), strides))
+        n = batch.first
+        handlers, board, recv = self._handlers, self._board, Control.RECV
+        for instruction in batch.instructions:
+            if board:
+                interrupt()
+            self.executed = n
+            if board or instruction[0] == recv or self._ran is not None:
+                self._careful(n, instruction)
+            else:
+                try:
+                    handlers[instruction[0]](n, instruction)
+                except Exception as error:
+                    self._trouble(n, instruction, error)
+            n += 1
+        self._settle()
+
+    def ticket(self, message: Ticket) -> None:
+        """A ticket came: what waited for it may run."""
+        if self._transfers.arrived(message):
+            self._board.arrived(message.ticket)
+            self._release()
+
+    def returned(self, loans: tuple[int, ...], by: int) -> None:
+        """Lane `by` (-1: the frontend) has copied or dropped these loans."""
+        self._transfers.given_back(loans, by)
+
+    def introduce(self, lane: int, owner: Identity, direct: bool) -> None:
+        """Whose memory the tickets of a lane name (-1: the frontend); `direct`: it can read this device's memory itself."""
+        self._transfers.owners[lane] = owner
+        if direct:
+            self._transfers.direct.add(lane)
+
+    def peer_gone(self, lane: int, reason: str) -> None:
+        """Nothing more comes from this worker, and it reads nothing any more."""
+        self._transfers.peer_gone(lane, reason)
+        self._board.lost(lane)
+        self._release()
+
+    def drain(self) -> None:
+        """Take in what the device has reached."""
+        for token, error in self.device.drain():
+            kind, *rest = token
+            if kind == "through":
+                self.finished = max(self.finished, rest[0])
+            else:
+                self._transfers.reached(token, error)
+        self._settle(mark=False)
+
+    def trace(self, on: bool) -> None:
+        """Start or stop to record when instructions run; what was recorded is sent at the end."""
+        if self._ran is not None:
+            self.device.fence(None)
+            self._send_trace()
+        self._ran = [] if on else None
+        self._transfers.moved = [] if on else None
+
+    def close(self) -> None:
+        """The session has gone: so does everything it has here."""
+        self.device.fence(None)
+        self._board.clear()
+        self._parked.clear()
+        self._transfers.clear()
+        self._store.clear()
+        self._returns.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held for the session but the lane itself."""
+        return not self._parked and self._board.idle and self._store.idle and self._transfers.idle
+
+    def counts(self) -> dict[str, int]:
+        """How many of each thing the session holds here."""
+        counts = {**self._store.counts(), "parked": len(self._parked), **self._transfers.counts()}
+        return {**counts, "bytes": int(self.device.memory()["used"])}
+
+    # -- order
+
+    def _careful(self, n: int, instruction: Instruction) -> None:
+        """Run the instruction, or park it behind what it must follow."""
+        reads, writes = accesses(instruction)
+        tickets = (instruction[3],) if instruction[0] == Control.RECV else ()
+        if self._board.blocked(reads, writes, tickets):
+            self._parked[n] = instruction
+            self._board.park(n, reads, writes, tickets)
+        else:
+            self._board.take(tickets)
+            self._run(n, instruction)
+
+    def _release(self) -> None:
+        """Run what no longer has to wait."""
+        while (n := self._board.ready()) is not None:
+            self._run(n, self._parked.pop(n))
+            self._board.done(n)
+        self._settle()
+
+    def _run(self, n: int, instruction: Instruction) -> None:
+        start = time.monotonic_ns()
+        try:
+            self._handlers[instruction[0]](n, instruction)
+        except Exception as error:
+            self._trouble(n, instruction, error)
+        if self._ran is not None and (self.device.inline or instruction[0] <= Control.FENCE):
+            self._record(n, start)
+
+    def _settle(self, mark: bool = True) -> None:
+        """Note how far the lane has come, give back what is no longer read, send what failed in the queue."""
+        if self.device.inline:
+            self.finished = self.executed
+        elif mark and self.executed > self.finished:
+            self.device.notify(self.device.record(COMPUTE), ("through", self.executed))
+        while self._late:
+            self._report(self._late.pop(0))
+        if self._returns:
+            self._transfers.give_back(self._returns)
+            self._returns.clear()
+
+    def through(self) -> int:
+        """All instructions up to this one have finished on the device."""
+        return min(self.finished, self._board.through(self.executed))
+
+    def report_completed(self, at_rest: bool) -> None:
+        """Send Completed if there is news and the worker is about to rest, or a quarter of the window is done."""
+        through = self.through()
+        if through - self._reported >= (1 if at_rest else self._report_every):
+            self._reported = through
+            self._report(Completed(self.lane, through))
+
+    # -- failures
+
+    def _trouble(self, n: int, instruction: Instruction, error: Exception) -> None:
+        """The instruction did not run: what it would have made or changed holds the reason instead."""
+        failure = self._failure(n, error)
+        code = instruction[0]
+        if code == Control.SEND:
+            self._transfers.send_failure(instruction, failure)
+        elif code in (Control.READ, Control.FENCE):
+            self._report(Value(self.lane, instruction[-1], None, failure))
+        else:
+            specs = {buffer: self._layouts[id] for buffer, id in outputs(instruction)}
+            for buffer in accesses(instruction)[1]:
+                self._fail(buffer, failure, specs.get(buffer))
+
+    def _fail(self, buffer: int, failure: Failure, spec: Spec | None) -> None:
+        """From here on in the lane the buffer holds a failure; `spec` is what it would have been, if it is new."""
+        if not self.device.inline:
+            try:
+                if buffer not in self._store.arrays and spec is not None:
+                    self._store.create(buffer, spec)
+            except OutOfDeviceMemory:
+                pass  # it has no array at all
+            else:
+                # In the queue's order: what was launched before may still read the good value.
+                self.device.launch(COMPUTE, self._store.failures.__setitem__, buffer, failure)
+                return
+        self._store.fail(buffer, failure, spec)
+
+    def _failure(self, n: int, error: Exception) -> Failure:
+        known = None
+        if isinstance(error, FailedTicket):
+            known = error.failure
+        elif isinstance(error, Unavailable):
+            known = self._store.failures.get(error.buffer)
+            if known is None:
+                error = LookupError(f"no array has the number {error.buffer} on this worker")
+        if known is not None:
+            failure = known.inherited(self.lane, n)
+            if failure is not known:  # of the first few, the frontend keeps the line
+                self._tell_failed(n, failure)
+            return failure
+        failure = Failure((self.lane, n), *_describe(error), ())
+        self._tell_failed(n, failure)
+        return failure
+
+    def _tell_failed(self, n: int, failure: Failure) -> None:
+        message = Failed(self.lane, n, failure.root, failure.kind, failure.text, failure.traceback)
+        self._late.append(message)
+
+    # -- handlers
+
+    def _define(self, id: int, spec: Spec) -> None:
+        plain = self.device.inline and spec.ndim > 0 and spec.nbytes < SMALL
+        self._specs[id] = None if plain else spec
+        self._layouts[id] = spec
+
+    def _control_handlers(self) -> dict[int, Handler]:
+        transfers, store = self._transfers, self._store
+
+        def free(n: int, instruction: Instruction) -> None:
+            for buffer in instruction[1:]:
+                store.drop(buffer)
+
+        def recv(n: int, instruction: Instruction) -> None:
+            _, buffer, spec, ticket, source = instruction
+            transfers.receive(buffer, self._layouts[spec], ticket, source)
+
+        def upload(n: int, instruction: Instruction) -> None:
+            _, buffer, spec, place = instruction
+            transfers.upload(buffer, self._layouts[spec], place)
+
+        return {
+            Control.FREE: free,
+            Control.SEND: lambda n, i: transfers.send(i[1], i[2], i[3]),
+            Control.RECV: recv,
+            Control.READ: lambda n, i: transfers.read(i[1], i[2]),
+            Control.UPLOAD: upload,
+            Control.FENCE: lambda n, i: transfers.fence(i[1]),
+        }
+
+    def _operand(self, ref: Ref) -> Any:
+        """What an operand of a general instruction is: an array, a generator, or a scalar."""
+        if type(ref) is int or len(ref) == 5:  # type: ignore[arg-type]
+            return self._store.arrays[ref]
+        return decode_operand(ref)
+
+    def _inline(self, operation: Operation) -> dict[int, Handler]:
+        """The handlers of one operation where a kernel has finished when it returns."""
+        arrays, specs, layouts, create = self._store.arrays, self._specs, self._layouts, self._store.create
+        run = kernel(operation, self.device.xp)
+
+        # A ufunc on arrays that are whole and here, into a small new array: look up, call, store.
+        def unary(n: int, instruction: Instruction) -> None:
+            _, out, spec, a = instruction
+            big = specs[spec]
+            if big is None:
+                arrays[out] = run(arrays[a])
+            else:
+                run(arrays[a], create(out, big))
+
+        def binary(n: int, instruction: Instruction) -> None:
+            _, out, spec, a, b = instruction
+            big = specs[spec]
+            if big is None:
+                arrays[out] = run(arrays[a], arrays[b])
+            else:
+                a, b = arrays[a], arrays[b]
+                run(a, b, create(out, big))
+
+        def scalar_right(n: int, instruction: Instruction) -> None:
+            _, out, spec, a, b = instruction
+            big = specs[spec]
+            if big is None:
+                arrays[out] = run(arrays[a], b)
+            else:
+                run(arrays[a], b, create(out, big))
+
+        def scalar_left(n: int, instruction: Instruction) -> None:
+            _, out, spec, a, b = instruction
+            big = specs[spec]
+            if big is None:
+                arrays[out] = run(a, arrays[b])
+            else:
+                run(a, arrays[b], create(out, big))
+
+        def general(n: int, instruction: Instruction) -> None:
+            _, out, spec_ids, operands, static, into = instruction
+            values = self._operands(operation, operands)
+            if into is not None:
+                call(self._target(into), values, static)
+            elif not spec_ids:
+                call(None, values, static)
+            elif operation.name == "rng_new":
+                arrays[out] = call(None, values, static)
+            elif all(specs[id] is None for id in spec_ids):
+                made = call(None, values, static)
+                for i, array in enumerate(made if type(made) is tuple else (made,)):
+                    arrays[out + i] = conform(array, layouts[spec_ids[i]])
+            else:
+                outs = tuple(create(out + i, layouts[id]) for i, id in enumerate(spec_ids))
+                call(outs[0] if len(outs) == 1 else outs, values, static)
+
+        def ufunc_call(target: Any, values: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
+            return run(*values, target)
+
+        call = ufunc_call if operation.plain else run
+        handlers: dict[int, Handler] = {4 * operation.number + GENERAL: general}
+        if operation.plain:
+            handlers[4 * operation.number + ARRAYS] = unary if operation.inputs == 1 else binary
+            handlers[4 * operation.number + SCALAR_RIGHT] = scalar_right
+            handlers[4 * operation.number + SCALAR_LEFT] = scalar_left
+        return handlers
+
+    def _operands(self, operation: Operation, refs: tuple[Ref, ...]) -> tuple[Any, ...]:
+        """The operands of a general instruction: those that are only read first, in memory as it is before any move."""
+        values = [None if place in operation.writes else self._operand(ref) for place, ref in enumerate(refs)]
+        for place in operation.writes:
+            overwrites = operation.name == "assign" and type(refs[place]) is int
+            values[place] = self._writable(refs[place], overwrites)
+        return tuple(values)
+
+    def _target(self, into: Ref) -> Any:
+        """The array that the results of an in-place operation replace."""
+        return self._writable(into, type(into) is int)
+
+    def _writable(self, ref: Ref, overwrites: bool) -> Any:
+        """The array to write to. A failed one is good again if all of it is overwritten."""
+        if overwrites:
+            self._store.cure(ref)  # type: ignore[arg-type]
+        return self._store.writable(ref, overwrites)
+
+    def _queued(self, operation: Operation) -> dict[int, Handler]:
+        """The handlers of one operation where kernels run in the device's queue: outputs are allocated first."""
+        arrays, layouts, create = self._store.arrays, self._layouts, self._store.create
+        run = kernel(operation, self.device.xp)
+
+        def call(target: Any, values: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
+            return run(*values, target) if operation.plain else run(target, values, static)
+
+        def launch(n: int, reads: tuple[int, ...], writes: tuple[int, ...], *arguments: Any) -> None:
+            self.device.launch(COMPUTE, self._body, n, reads, writes, call, *arguments)
+
+        def simple(n: int, instruction: Instruction) -> None:
+            code, out, spec, *refs = instruction
+            scalar = {SCALAR_RIGHT: 1, SCALAR_LEFT: 0}.get(code % 4)
+            values = tuple(ref if place == scalar else arrays[ref] for place, ref in enumerate(refs))
+            launch(n, *accesses(instruction), create(out, layouts[spec]), values, ())
+
+        def general(n: int, instruction: Instruction) -> None:
+            _, out, spec_ids, operands, static, into = instruction
+            values = self._operands(operation, operands)
+            if operation.name == "rng_new":
+                arrays[out] = call(None, values, static)
+                return
+            outs = tuple(create(out + i, layouts[id]) for i, id in enumerate(spec_ids))
+            target = outs if len(outs) > 1 else outs[0] if outs else None if into is None else self._target(into)
+            launch(n, *accesses(instruction), target, values, static)
+
+        return {4 * operation.number + form: simple if form != GENERAL else general for form in range(4)}
+
+    def _body(
+        self,
+        n: int,
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        call: Callable[..., Any],
+        target: Any,
+        values: tuple[Any, ...],
+        static: tuple[Any, ...],
+    ) -> None:
+        """What runs in the queue: the kernel, unless an operand has failed. Failures are values, here too."""
+        start = time.monotonic_ns()
+        failures = self._store.failures
+        failed = next((failures[b] for b in reads if b in failures), None) if failures else None
+        try:
+            if failed is None:
+                call(target, values, static)
+        except Exception as error:
+            failed = Failure((self.lane, n), *_describe(error), ())
+            self._tell_failed(n, failed)
+        else:
+            if failed is not None:
+                inherited = failed.inherited(self.lane, n)
+                if inherited is not failed:
+                    self._tell_failed(n, inherited)
+                failed = inherited
+        for buffer in writes:
+            if failed is not None:
+                failures[buffer] = failed
+            elif failures:
+                failures.pop(buffer, None)  # overwritten: it is good again
+        if self._ran is not None:
+            self._record(n, start)
+
+    # -- records
+
+    def _record(self, n: int, start: int) -> None:
+        if self._ran is not None:
+            self._ran.append((n, COMPUTE, start, time.monotonic_ns()))
+
+    def _send_trace(self) -> None:
+        ran, moved = self._ran or [], self._transfers.moved or []
+        self._ran, self._transfers.moved = [], []
+        for i in range(0, max(len(ran), len(moved), 1), TRACE_BATCH):
+            some = tuple(ran[i : i + TRACE_BATCH]), tuple(moved[i : i + TRACE_BATCH])
+            self._report(Traced(self.lane, time.monotonic_ns(), *some))
+
+
+def _describe(error: Exception) -> tuple[str, str, str]:
+    """The class, words and traceback of an error, as plain text."""
+    return type(error).__name__, str(error), "".join(traceback.format_exception(error))

@@ -1,0 +1,317 @@
+"""The worker's loop: messages in, batches to the executors of its sessions in turn, messages out.
+
+The thin shell around `executor.py`: it owns the sockets and nothing else. It waits in one place, when there is
+nothing to run; whatever comes (a batch, a ticket, a lost frontend, a mark that the device has reached) comes there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..protocol import messages as m
+from ..protocol.arena import Mappings
+from ..protocol.codec import decode, encode
+from ..protocol.errors import DeviceLost, InterlockError, ProtocolError
+from ..protocol.identity import Identity, own_identity, same_host
+from ..protocol.messages import Message
+from ..protocol.operations import table_hash
+from ..protocol.sockets import Inbox, Outlet, ipc, remove_folder
+from .devices import open_device
+from .executor import Executor
+from .watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a worker is told at its start."""
+
+    device: str  # such as "cpu:0"
+    folder: Path  # where its endpoint lies
+    memory: int  # bytes that its arrays may take, all sessions together
+    owner_fd: int | None = None  # a pipe that closes when the owner ends
+    options: dict[str, Any] = field(default_factory=dict)  # of the device
+
+
+class Session:
+    """What the loop keeps of one session."""
+
+    executor: Executor
+
+    def __init__(self, events: Outlet, lane: int) -> None:
+        self.lane = lane
+        self.batches: deque[m.Batch] = deque()
+        self._events = events
+        self._peers: dict[int, Outlet] = {}
+        self.progress: memoryview | None = None  # shared with the frontend: how far the lane has come
+
+    def report(self, message: Message) -> None:
+        self._events.send(encode(message))
+
+    def tell(self, lane: int, message: Message) -> None:
+        peer = self._peers.get(lane)
+        if peer is not None:
+            peer.send(encode(message))
+
+    def connect(self, lane: int, endpoint: str) -> None:
+        self._peers[lane] = Outlet(endpoint)
+
+    def disconnect(self, lane: int) -> None:
+        peer = self._peers.pop(lane, None)
+        if peer is not None:
+            peer.close(linger_ms=0)
+
+    def show_progress(self) -> None:
+        if self.progress is not None:
+            self.progress[self.lane] = self.executor.through()
+
+    def close(self, linger_ms: int) -> None:
+        for lane in list(self._peers):
+            self.disconnect(lane)
+        self._events.close(linger_ms)
+
+
+class Worker:
+    """One device, served to any number of sessions."""
+
+    def __init__(self, config: Config) -> None:
+        self.identity = own_identity()
+        self._config = config
+        kind, _, index = config.device.partition(":")
+        self._kind, self._index = kind, int(index)
+        self._sessions: dict[bytes, Session] = {}  # by the name that the inbox knows the frontend by
+        self._names: dict[bytes, bytes] = {}  # session id -> that name
+        self._deferred: deque[tuple[bytes, Message]] = deque()  # came in the middle of a batch
+        self._mappings = Mappings()
+        self._stopping = False
+        name = config.device.replace(":", "-")
+        self.inbox = Inbox(ipc(config.folder, name), f"inproc://{name}-{self.identity.incarnation}")
+        # Proves that the device is there before anyone relies on it; each session opens its own.
+        open_device(kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options).close()
+        self._watch = Watch(self._tell_lost, config.owner_fd, self._orphaned)
+        self._handlers = {
+            m.Hello: self._hello,
+            m.Peers: self._introduce,
+            m.Batch: self._queue,
+            m.Returned: self._returned,
+            m.PeerGone: self._peer_gone,
+            m.Trace: self._trace,
+            m.Goodbye: self._goodbye,
+            m.Ticket: self._ticket,
+            m.Taken: self._taken,
+            m.Lost: self._lost,
+            m.Stop: self._stop,
+        }
+
+    def run(self) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            DeviceLost: the device is broken; the sessions have been told.
+        """
+        try:
+            while not self._stopping:
+                if not (self._take_in() or self._run_batches()):
+                    self._rest()
+        except DeviceLost as error:
+            for session in self._sessions.values():
+                session.report(m.Refused(session.lane, f"{self._config.device} is broken: {error}"))
+                session.close(linger_ms=500)
+            raise
+        for name in list(self._sessions):
+            self._end(name, linger_ms=200)
+        self.inbox.close()
+
+    # -- the loop
+
+    def _take_in(self) -> bool:
+        """Handle what is here, without waiting. True if there was anything."""
+        some = False
+        while self._deferred:
+            self._handle(*self._deferred.popleft())
+            some = True
+        while (received := self.inbox.poll()) is not None:
+            self._decode_and(self._handle, *received)
+            some = True
+        return some
+
+    def _run_batches(self) -> bool:
+        """One batch of each session that has one. True if there was any."""
+        some = False
+        for session in list(self._sessions.values()):
+            executor = session.executor
+            if not executor.device.inline:
+                executor.drain()
+            if session.batches:
+                executor.batch(session.batches.popleft(), self._interrupt)
+                some = True
+                executor.report_completed(at_rest=False)
+            session.show_progress()
+        return some
+
+    def _rest(self) -> None:
+        """Nothing to run: say how far everyone has come, and wait."""
+        for session in self._sessions.values():
+            session.executor.report_completed(at_rest=True)
+            session.show_progress()
+        self.inbox.wait()
+
+    def _interrupt(self) -> None:
+        """Between two instructions of a batch, while something is parked: take in the tickets that have come."""
+        while (received := self.inbox.poll()) is not None:
+            self._decode_and(self._handle_in_batch, *received)
+
+    def _handle_in_batch(self, sender: bytes, message: Message) -> None:
+        if type(message) in (m.Ticket, m.Taken, m.Returned, m.Batch):
+            self._handle(sender, message)
+        else:
+            self._deferred.append((sender, message))  # it may close what is running
+
+    def _decode_and(self, handle: Any, sender: bytes, data: bytes) -> None:
+        try:
+            message = decode(data)
+        except ProtocolError:
+            return  # not one of ours: nobody to answer
+        handle(sender, message)
+
+    def _handle(self, sender: bytes, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(sender, message)
+
+    # -- sessions
+
+    def _hello(self, sender: bytes, hello: m.Hello) -> None:
+        events = Outlet(hello.events, events=True)
+        reason = self._why_not(hello)
+        if reason is not None:
+            events.send(encode(m.Refused(hello.lane, reason)))
+            events.close()
+            return
+        options = hello.options
+        try:
+            owner = Identity(*hello.identity)
+            device = open_device(
+                self._kind,
+                self._index,
+                limit_bytes=min(self._config.memory, options.get("memory") or self._config.memory),
+                identity=self.identity,
+                options=self._config.options,
+            )
+        except (InterlockError, TypeError) as error:
+            events.send(encode(m.Refused(hello.lane, str(error))))
+            events.close()
+            return
+        session = Session(events, hello.lane)
+        executor = Executor(device, hello.lane, hello.session, session.report, session.tell, options.get("window", 1024))
+        executor.introduce(-1, owner, direct=False)
+        session.executor = executor
+        if device.completion_fd is not None:
+            self.inbox.watch(device.completion_fd)
+        progress = options.get("progress")
+        if progress is not None and same_host(owner, self.identity):
+            session.progress = self._mappings.attach(owner, progress, writable=True).cast("q")
+        self._sessions[sender] = session
+        self._names[hello.session] = sender
+        session.report(m.Welcome(hello.lane, tuple(self.identity), {**device.info._asdict(), "pid": os.getpid()}))
+        if same_host(owner, self.identity):
+            self._watch.watch(hello.session, owner)
+
+    def _why_not(self, hello: m.Hello) -> str | None:
+        here = self._config.device
+        if hello.version != m.PROTOCOL_VERSION:
+            return (
+                f"the program speaks protocol version {hello.version}, the worker of {here} speaks "
+                f"{m.PROTOCOL_VERSION}; install the same version of interlock on both sides and restart the worker"
+            )
+        if hello.table != table_hash():
+            return (
+                f"the program and the worker of {here} have different tables of operations; "
+                f"install the same version of interlock on both sides and restart the worker"
+            )
+        if hello.session in self._names:
+            return f"the worker of {here} serves a session of that number already"
+        return None
+
+    def _introduce(self, sender: bytes, peers: m.Peers) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            for lane, endpoint, identity, direct in peers.peers:
+                session.connect(lane, endpoint)
+                session.executor.introduce(lane, Identity(*identity), direct)
+
+    def _queue(self, sender: bytes, batch: m.Batch) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.batches.append(batch)
+
+    def _returned(self, sender: bytes, returned: m.Returned) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.executor.returned(returned.tickets, -1)
+
+    def _peer_gone(self, sender: bytes, gone: m.PeerGone) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.executor.peer_gone(gone.lane, gone.reason)
+            session.disconnect(gone.lane)
+
+    def _trace(self, sender: bytes, trace: m.Trace) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.executor.trace(trace.on)
+
+    def _goodbye(self, sender: bytes, _: m.Goodbye) -> None:
+        self._end(sender, linger_ms=500)
+
+    def _end(self, sender: bytes, linger_ms: int) -> None:
+        session = self._sessions.pop(sender, None)
+        if session is None:
+            return
+        for id, name in list(self._names.items()):
+            if name == sender:
+                del self._names[id]
+                self._watch.forget(id)
+        device = session.executor.device
+        if device.completion_fd is not None:
+            self.inbox.unwatch(device.completion_fd)
+        session.executor.close()
+        device.close()
+        session.close(linger_ms)
+
+    # -- peers and processes
+
+    def _of(self, session: bytes) -> Session | None:
+        return self._sessions.get(self._names.get(session, b""))
+
+    def _ticket(self, _: bytes, ticket: m.Ticket) -> None:
+        session = self._of(ticket.session)
+        if session is not None:
+            session.executor.ticket(ticket)
+
+    def _taken(self, _: bytes, taken: m.Taken) -> None:
+        session = self._of(taken.session)
+        if session is not None:
+            session.executor.returned(taken.tickets, taken.source)
+
+    def _lost(self, _: bytes, lost: m.Lost) -> None:
+        """The frontend of a session has ended: so does the session."""
+        self._end(self._names.get(lost.key, b""), linger_ms=0)
+
+    def _stop(self, _: bytes, __: m.Stop) -> None:
+        self._stopping = True
+
+    def _tell_lost(self, session: bytes) -> None:
+        """On the watch's thread: tell the loop, by the one road that it listens on."""
+        outlet = Outlet(self.inbox.inproc)
+        outlet.send(encode(m.Lost(session, "its process has ended")))
+        outlet.close()
+
+    def _orphaned(self) -> None:
+        """On the watch's thread: the owner has ended, so this process ends, whatever it is doing."""
+        remove_folder(self._config.folder)
+        os._exit(0 if threading.main_thread().is_alive() else 1)
