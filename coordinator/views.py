@@ -41,7 +41,7 @@ _MIDDLE: Final = len(_GHOST) // 2  # negative strides reach downwards from here,
 _BASE: Final[int] = np.ndarray((1,), np.uint8, _GHOST, _MIDDLE).__array_interface__["data"][0]
 
 
-class AdvancedKey(Exception):  # noqa: N818: a branch, not an error
+class AdvancedKey(Exception):  # noqa: N818
     """The key holds a list, an array or a bool: it selects a copy, not a view."""
 
 
@@ -64,18 +64,23 @@ def derive(spec: Spec, offset: int, function: Callable[[Array], Array]) -> View 
         offset: of the array in its buffer.
         function: pure geometry: must not look at a value. What it raises passes through.
     """
-    array = ghost(spec)
-    result = function(array)
-    if result.base is not _GHOST and result.base is not array and result is not array:
-        return None
-    derived, delta = _geometry(result)
-    return derived, offset + delta
+    derived, delta = _geometry(function(ghost(spec)))
+    return (derived, offset + delta) if -_MIDDLE <= delta < _MIDDLE else None
 
 
 # -- indexing ---------------------------------------------------------------------------------------------------------
 
 _indexed: dict[tuple[Spec, object], View] = {}
-_ADVANCED: Final = (bool, np.bool_, list, np.ndarray)
+
+# NumPy's words for what is no index at all
+NOT_AN_INDEX: Final = (
+    "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or boolean "
+    "arrays are valid indices"
+)
+NO_MASKS: Final = (
+    "boolean masks are not supported yet: how many elements they select is not known until the worker has them; "
+    "use where(mask, x, y), or index with integers"
+)
 
 
 def index(spec: Spec, offset: int, key: object) -> View:
@@ -85,7 +90,7 @@ def index(spec: Spec, offset: int, key: object) -> View:
         AdvancedKey: the key selects a copy (`getitem_advanced`).
         IndexError: as NumPy raises it.
     """
-    cached = (spec, _hashable(key))
+    cached = (spec, (tuple, *map(_hashable, key)) if type(key) is tuple else _hashable(key))
     found = _indexed.get(cached)
     if found is None:
         found = _index(spec, key)
@@ -95,32 +100,71 @@ def index(spec: Spec, offset: int, key: object) -> View:
     return found[0], offset + found[1]
 
 
-def _hashable(key: object) -> object:
-    """The key with its slices (not hashable before Python 3.12) as tuples; refuses advanced keys."""
-    kind = type(key)
-    if kind is int or key is None or key is Ellipsis:
-        return key
+def _hashable(item: object) -> object:
+    """One item of a key, with a slice (not hashable before Python 3.12) as a tuple; refuses advanced items."""
+    kind = type(item)
+    if kind is int or item is None or item is Ellipsis:
+        return item
     if kind is slice:
-        assert isinstance(key, slice)
-        return (slice, _bound(key.start), _bound(key.stop), _bound(key.step))
-    if kind is tuple:
-        assert isinstance(key, tuple)
-        return (tuple, *map(_hashable, key))
-    if isinstance(key, _ADVANCED):
+        assert isinstance(item, slice)
+        return (slice, _bound(item.start), _bound(item.stop), _bound(item.step))
+    if isinstance(item, np.integer):
+        return int(item)
+    if is_advanced(item):
         raise AdvancedKey
     try:
-        return operator.index(key)  # type: ignore[arg-type]
+        return operator.index(item)  # type: ignore[arg-type]
     except TypeError:
-        # NumPy's words, which name no type
-        raise IndexError(
-            "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or boolean "
-            "arrays are valid indices"
-        ) from None
+        raise IndexError(NOT_AN_INDEX) from None
+
+
+def is_advanced(item: object) -> bool:
+    """Whether this item of a key makes NumPy copy: bools, sequences, whatever has a dtype."""
+    return (isinstance(item, (bool, Sequence)) and not isinstance(item, (str, bytes))) or (
+        hasattr(item, "dtype") and not isinstance(item, np.integer)
+    )
+
+
+def encode_key(key: object, handle: type) -> tuple[tuple[object, ...], list[object]]:
+    """The static value `key` of `getitem_advanced` and `setitem_advanced`, and the index arrays that are operands.
+
+    Lists and NumPy arrays of integers are constants in the key: their bounds are checked by `infer`.
+
+    Args:
+        key: what stood in the brackets.
+        handle: the class of Interlock's arrays.
+    """
+    items: list[object] = []
+    arrays: list[object] = []
+    for item in key if type(key) is tuple else (key,):
+        if isinstance(item, handle):
+            items.append("@")
+            arrays.append(item)
+        elif is_advanced(item):
+            items.append(_constant(item))
+        else:
+            plain = _hashable(item)
+            items.append("..." if plain is Ellipsis else ("s", *plain[1:]) if isinstance(plain, tuple) else plain)
+    if items.count("...") > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    return tuple(items), arrays
+
+
+def _constant(item: Any) -> tuple[str, str, tuple[int, ...], bytes]:
+    array = np.asarray(item)
+    if array.size == 0 and not isinstance(item, np.ndarray):
+        array = array.astype(np.intp)  # an empty list is a list of no indices
+    if array.dtype.kind == "b":
+        raise IndexError(NO_MASKS)
+    if array.dtype.kind not in "iu":
+        raise IndexError("arrays used as indices must be of integer (or boolean) type")
+    array = array.astype(np.intp)
+    return "c", array.dtype.str, array.shape, array.tobytes()
 
 
 def _bound(bound: Any) -> int | None:
     if bound is None or type(bound) is int:
-        return bound  # type: ignore[no-any-return]
+        return bound
     try:
         return operator.index(bound)
     except TypeError:
@@ -237,9 +281,7 @@ def overlaps_whole(spec: Spec, base_spec: Spec, offset: int) -> bool:
         return True
     step = spec.dtype.itemsize
     lowest = offset
-    for size, stride, extent in sorted(
-        (abs(s), s, e) for s, e in zip(spec.strides, spec.shape, strict=True) if e != 1
-    ):
+    for size, stride, extent in sorted((abs(s), s, e) for s, e in zip(spec.strides, spec.shape, strict=True) if e != 1):
         if size != step:
             return False
         step *= extent

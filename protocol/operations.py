@@ -1,4 +1,4 @@
-"""The table of operations: what each is called, what it takes, what it writes. Both sides of the wire number them by it.
+"""The table of operations: what each is called, what it takes and writes. Both sides of the wire number them by it.
 
 Decides the number, the operand count, the written operands and the names of the static values of every operation.
 Knows neither how a result's spec is inferred nor how an operation is carried out.
