@@ -458,7 +458,7 @@ class _Picture:
             width = max(needed * 1.04 + 8, _width(device, 14) + 40, 120.0)
             self._columns.append((x, x + width))
             x += width + 3 * SPACE
-        self._width = max(x - 2 * SPACE + MARGIN, 760.0)
+        self._width = max(x - 2 * SPACE + MARGIN, 1120.0)  # the legend's, at least
 
     def _make_ports(self) -> None:
         """Spread the ends of links along the edge of their box, in the order of where they go."""
@@ -513,15 +513,17 @@ class _Picture:
         return "\n".join(parts) + "\n"
 
     def _lit_by_hover(self) -> str:
-        """A node under the pointer lights its arrows."""
+        """A node under the pointer lights its arrows; not in a large graph: so many rules make a browser slow."""
+        if len(self._boxes) > 500:
+            return ""
         return "".join(
             f"svg:has(#n{node}:hover) :is(.from{node},.to{node}){{stroke-width:3}}" for node in sorted(self._boxes)
         )
 
     def _headers(self) -> Iterable[str]:
         nodes, transfers = self._graph.nodes, len(self._partners) // 2
-        text = f"{len(nodes)} instructions, {transfers} transfers: each waits only for those whose arrows reach it"
-        yield f'<text class="title" x="{MARGIN:g}" y="22">{text}</text>'
+        counts = f"{_count(len(nodes), 'instruction')}, {_count(transfers, 'transfer')}"
+        yield f'<text class="title" x="{MARGIN:g}" y="22">{counts}: each waits only for what points at it</text>'
         for lane, (device, (left, right)) in enumerate(zip(self._graph.devices, self._columns, strict=True)):
             x, width = left - SPACE, right - left + 2 * SPACE
             count = sum(i.lane == lane for i in nodes)
@@ -584,6 +586,10 @@ class _Picture:
             yield f'<path class="edge {hazard}" d="M{x:.1f} {y - 4:.1f}h24" marker-end="url(#{hazard})"/>'
             yield f'<text class="legend" x="{x + 30:.1f}" y="{y:.1f}">{text}</text>'
             x += 30 + _width(text, 10) + 10
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _tracks(links: list[_Link]) -> int:

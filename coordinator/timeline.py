@@ -83,7 +83,7 @@ def chrome_trace(
     timeline.frontend(issued, blocked)
     for lane in range(len(devices)):
         timeline.worker(lane, [r for r in ran if r.lane == lane], [m for m in moved if m.target == lane])
-    timeline.arrows(issued)
+    into_the_past = timeline.arrows(issued)
     hidden = overlap(devices, ran, moved, issued)
     return {
         "traceEvents": timeline.events(),
@@ -93,6 +93,7 @@ def chrome_trace(
             "transfer_ns": hidden.transfer_ns,
             "hidden_ns": hidden.hidden_ns,
             "share_of_transfers_hidden": hidden.share,
+            "transfers_into_the_past": into_the_past,  # 0 unless the clocks were not aligned
         },
     }
 
@@ -232,9 +233,7 @@ class _Slice(NamedTuple):
     key: tuple[int, int] | None = None  # lane and n, where an arrow may begin or end
 
 
-def _origin(
-    issued: Sequence[Issued], ran: Sequence[Ran], moved: Sequence[Moved], blocked: Sequence[Blocked]
-) -> int:
+def _origin(issued: Sequence[Issued], ran: Sequence[Ran], moved: Sequence[Moved], blocked: Sequence[Blocked]) -> int:
     """The earliest moment. Times are told from there: a double holds them to the nanosecond."""
     firsts = [i.issued_ns for i in issued] + [r.start_ns for r in ran]
     firsts += [min(m.sent_ns, m.taken_ns) for m in moved] + [b.start_ns for b in blocked]
@@ -288,8 +287,13 @@ class _Timeline:
         for stream in sorted(streams, key=lambda s: (_STREAMS.index(s) if s in _STREAMS else len(_STREAMS), s)):
             self._tracks(pid, f"copy {stream}", streams[stream])
 
-    def arrows(self, issued: Sequence[Issued]) -> None:
-        """From each send that ran to the recv of its ticket that ran."""
+    def arrows(self, issued: Sequence[Issued]) -> int:
+        """From each send that ran to the recv of its ticket that ran.
+
+        A viewer drops an arrow into the past, so one to a recv that was over before the send began is left out; their
+        count is returned.
+        """
+        into_the_past = 0
         sends = {i.ticket: (i.lane, i.n) for i in issued if i.kind == "send"}
         for recv in issued:
             if recv.kind != "recv" or recv.ticket is None or recv.ticket not in sends:
@@ -298,11 +302,14 @@ class _Timeline:
             if source is None or target is None:
                 continue
             leaves = source[2]
-            # Inside the recv, and not before the send began where that is possible: viewers drop arrows into the past.
-            arrives = max(target[2], min(leaves, target[3] - 1))
+            arrives = max(target[2], min(leaves, target[3] - 1))  # inside the recv, not before it left
+            if arrives < leaves:
+                into_the_past += 1
+                continue
             common: Event = {"name": "transfer", "cat": "transfer", "id": recv.ticket}
             self._add(leaves, 1, 0, {**common, "ph": "s", "pid": source[0], "tid": source[1]})
             self._add(arrives, 2, 0, {**common, "ph": "f", "bp": "e", "pid": target[0], "tid": target[1]})
+        return into_the_past
 
     def _execution(self, r: Ran) -> _Slice:
         key = (r.lane, r.n)
