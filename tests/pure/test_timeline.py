@@ -245,6 +245,13 @@ def test_issues_in_close_order_do_not_lie_on_each_other() -> None:
     ]  # fmt: skip
 
 
+def test_a_viewer_that_cuts_gets_back_each_nanosecond() -> None:
+    starts = [0, *range(1001, 9_000, 2)]  # 1.001 * 1000.0 is less than 1001
+    ran = [Ran(0, n, "compute", 10**15 + start, 10**15 + start + 2) for n, start in enumerate(starts)]
+    viewer = check(chrome_trace(DEVICES, [], ran, [], []))
+    assert [(e["start"], e["end"]) for e in viewer.on("cpu:0", "compute")] == [(s, s + 2) for s in starts]
+
+
 def test_transfers_that_cross_in_time_get_a_track_each() -> None:
     moved = [Moved(1, 0, 1, 8, 0, 100, False), Moved(2, 2, 1, 8, 50, 150, False), Moved(3, 2, 1, 8, 100, 200, True)]
     viewer = check(chrome_trace(DEVICES, [], [], moved, []))
