@@ -85,8 +85,9 @@ def infer_into(operation: Operation, operands: tuple[Operand, ...], static: Stat
     if _is_broadcast(target):
         raise ValueError("output array is read-only")
     if operation.kind in ("ufunc", "call", "clip") and operation.name in _TAKES_OUT:
-        call = _caller(operation, static)
-        _run(operation, lambda out, *rest: call(*rest, out=out), (target, *operands), target=True)
+        flat, filled = _flattened(operation, operands, static)
+        call = _caller(operation, filled)
+        _run(operation, lambda out, *rest: call(*rest, out=out), (target, *flat), target=True)
         result = target
     else:
         (result,) = _RULES[operation.kind](operation, operands, static)
@@ -287,7 +288,8 @@ def _run(
 
 
 def _is_broadcast(target: Spec) -> bool:
-    return any(stride == 0 and extent > 1 for stride, extent in zip(target.strides, target.shape, strict=True))
+    overlaps = [stride == 0 and extent > 1 for stride, extent in zip(target.strides, target.shape, strict=True)]
+    return target.size > 0 and any(overlaps)
 
 
 # -- scalars ----------------------------------------------------------------------------------------------------------
@@ -383,14 +385,22 @@ def _clipper(has_min: bool, has_max: bool) -> Callable[..., Any]:
 
 
 def _infer_call(operation: Operation, operands: tuple[Any, ...], static: Static) -> tuple[Spec, ...]:
+    operands, static = _flattened(operation, operands, static)
     result, extents = _run(operation, _caller(operation, static), operands)
-    if operation.name in _FLATTENING and static[0] is None:
-        return (extents.promise(np.asarray(result), (operands[0].size,)),)
     results = result if operation.outputs > 1 else (result,)
     return tuple([extents.promise(np.asarray(each)) for each in results])
 
 
-_FLATTENING: Final = frozenset(("cumsum", "cumprod", "sort", "argsort"))  # with axis=None the result has one axis
+_FLATTENING: Final = frozenset(("cumsum", "cumprod", "sort", "argsort"))
+
+
+def _flattened(operation: Operation, operands: tuple[Any, ...], static: Static) -> tuple[tuple[Any, ...], Static]:
+    """With axis=None some functions take the array as flat."""
+    if operation.name not in _FLATTENING or static[0] is not None:
+        return operands, static
+    return (spec((operands[0].size,), operands[0].dtype),), (0, *static[1:])
+
+
 _TAKES_OUT: Final = frozenset(
     name for name, row in BY_NAME.items() if row.kind in ("ufunc", "call", "clip") and row.outputs == 1
 ) - {"sort", "argsort", "tril", "triu", "where"}
@@ -439,7 +449,6 @@ def _infer_index(operation: Operation, operands: tuple[Any, ...], static: Static
     arrays = operands[1 + writes :]
     # Slices first, as a view; then what is left are whole axes, ints and index arrays.
     sliced, _ = views.index(operands[0], 0, _slices_of(key))
-    _check_bounds(sliced, key)
     constants = tuple(_constant_spec(item) for item in key if _is_constant(item))
     for each in (*arrays, *constants):
         _check_index_dtype(each.dtype)
@@ -453,6 +462,7 @@ def _infer_index(operation: Operation, operands: tuple[Any, ...], static: Static
 
     everything = (sliced, *operands[1:], *constants)
     result, extents = _run(operation, index, everything, target=writes)
+    _check_bounds(sliced, key)
     return () if writes else (extents.promise(np.asarray(result)),)
 
 
@@ -545,7 +555,8 @@ def _infer_create(operation: Operation, operands: tuple[Any, ...], static: Stati
 
 
 def _new(shape: Any, dtype: np.dtype[Any], order: Any) -> Spec:
-    np.ndarray(shape, dtype, bytes(dtype.itemsize), 0, (0,) * len(shape))  # NumPy refuses bad shapes
+    too_big = math.prod(shape) * dtype.itemsize > _HIGH
+    np.empty(shape if too_big else tuple([min(extent, 1) for extent in shape]), dtype)  # NumPy refuses bad shapes
     if isinstance(order, str):
         np.empty((), dtype, order)  # type: ignore[call-overload]  # NumPy refuses bad orders
         order = range(len(shape)) if order == "C" else range(len(shape))[::-1]
@@ -593,6 +604,8 @@ def _arange(start: Any, stop: Any, step: Any, dtype: Any) -> Spec:
         return spec(np.arange(start, stop, step).shape, np.dtype(np.int64))  # NumPy refuses nan, infinity and step 0
     if dtype is None:
         dtype = np.result_type(np.int64, *[np.asarray(each).dtype for each in given])
+    if length * np.dtype(dtype).itemsize > _HIGH:
+        np.arange(start, stop, step, dtype=dtype)  # NumPy refuses
     return spec((length,), np.arange(min(length, 3), dtype=dtype).dtype)
 
 
@@ -647,6 +660,8 @@ def _choice(
     shape = _size(size)
     draws = tuple([min(extent, 1) for extent in shape])
     if pool:
+        if not pool[0].ndim:
+            raise ValueError("a must be an int or have at least one axis: the value of this array is not known yet")
         draw = functools.partial(_DRAWN.choice, size=draws, axis=axis, shuffle=shuffle)
         result, _ = _run(operation, lambda array: draw(array), pool)
         axis = operator.index(axis) % pool[0].ndim

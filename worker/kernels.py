@@ -251,6 +251,8 @@ def _random(operation: Operation, xp: Any) -> Kernel:
         named = dict(zip(operation.static, static, strict=True))
         if named.get("dtype", "") is None:
             del named["dtype"]
+        if named.get("size", 0) is None:
+            named["size"] = ()  # or NumPy gives a Python number, which does not say its dtype
         for name in _REFS.intersection(named):
             named[name] = None if named[name] is None else decode_operand(named[name])
         generator, *arrays = operands
