@@ -48,11 +48,13 @@ CLASSES_KEPT: Final = 4096  # sizes whose class is remembered
 SHARED_DIRECTORY: Final = "/dev/shm"
 NAME: Final = re.compile(r"interlock-(\d{1,20})-(\d{1,10})-(\d{1,20})-[0-9a-f]{32}")  # pid namespace, pid, start, nonce
 
-_HEADER: Final = struct.Struct("<8s16sQQB")  # magic, nonce, size, generation, given back
+_HEADER: Final = struct.Struct("<8s16sQQQB")  # magic, nonce, size, segment number, generation, given back
+_NUMBERS: Final = struct.Struct("<QQ")  # of those, segment number and generation, which lie at:
+_NUMBERS_AT: Final = 32
 _GIVEN_BACK: Final = _HEADER.size - 1
 _MAGIC: Final = b"ILARENA1"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_NOTHING: Final[Bytes] = np.empty(0, np.uint8)  # what a freed block looks at: NumPy refuses any view of it
+NOTHING: Final[Bytes] = np.empty(0, np.uint8)  # what a freed block looks at: NumPy refuses any view of it
 
 _Place: TypeAlias = tuple[int, int]  # segment, offset
 
@@ -84,7 +86,7 @@ class Block:
 
     @property
     def live(self) -> bool:
-        return self.bytes is not _NOTHING
+        return self.bytes is not NOTHING
 
     def __repr__(self) -> str:
         state = "" if self.live else ", freed"
@@ -94,14 +96,13 @@ class Block:
 class _Segment:
     """One stretch of shared memory: its descriptor, its name if it has one, and the whole of it as bytes."""
 
-    __slots__ = ("fd", "generation", "name", "nonce", "root", "size")
+    __slots__ = ("fd", "name", "nonce", "root", "size")
 
-    def __init__(self, fd: int, name: str | None, size: int, nonce: bytes, generation: int, root: Bytes) -> None:
+    def __init__(self, fd: int, name: str | None, size: int, nonce: bytes, root: Bytes) -> None:
         self.fd = fd
         self.name = name
         self.size = size  # the header page included
         self.nonce = nonce
-        self.generation = generation
         self.root = root
 
 
@@ -145,7 +146,7 @@ class Arena:
         self._granularity = granularity
         self._minimum = minimum_segment or ((64 << 20) if self.kind == "memfd" else (8 << 20))
         self._segments: dict[int, _Segment] = {}
-        self._roots: list[Bytes] = []  # by segment; a segment that was given back leaves _NOTHING and its number
+        self._roots: list[Bytes] = []  # by segment; a segment that was given back leaves NOTHING and its number
         self._generations: list[int] = []
         self._classes: dict[int, tuple[int, list[_Place]]] = {}  # asked size -> its class and that class's free places
         self._free: dict[int, list[_Place]] = {}  # capacity -> places, the last freed first
@@ -172,9 +173,9 @@ class Arena:
 
     def free(self, block: Block) -> None:
         """Takes a block back. Arrays made from it stay readable memory, but what they show is anyone's."""
-        if block.arena is not self or block.bytes is _NOTHING:
+        if block.arena is not self or block.bytes is NOTHING:
             raise InterlockError(f"{block} does not belong to {self.label} now: it was freed, or is another arena's")
-        block.bytes = _NOTHING
+        block.bytes = NOTHING
         self.used_bytes -= block.capacity
         self._free[block.capacity].append(block._place)
 
@@ -221,12 +222,12 @@ class Arena:
         """Gives everything back. Arrays that still look into a block keep its segment mapped until they go."""
         self._refused = self._refused or f"{self.label} is closed"
         self._classes, self._extents = {}, []
-        self._roots = [_NOTHING] * len(self._roots)
+        self._roots = [NOTHING] * len(self._roots)
         self._discard()
         self.reserved_bytes = 0
 
     def _check_live(self, block: Block) -> None:
-        if block.bytes is _NOTHING or block.arena is not self:
+        if block.bytes is NOTHING or block.arena is not self:
             raise InterlockError(f"{block} does not belong to {self.label} now: it was freed, or is another arena's")
 
     def _classify(self, nbytes: int) -> tuple[int, list[_Place]]:
@@ -319,7 +320,7 @@ class Arena:
         self._extents = [extent for extent in self._extents if extent[0] not in segments]
         for number in segments:
             self.reserved_bytes -= self._data_bytes(number)
-            self._roots[number] = _NOTHING
+            self._roots[number] = NOTHING
             _release(self._segments.pop(number))
         return before - self.reserved_bytes
 
@@ -333,13 +334,13 @@ class Arena:
         if capacity < LARGE:
             wished = max(needed, self._minimum, min(self.reserved_bytes // 2, LARGEST_GROWTH))
         for size in dict.fromkeys((min(_round_up(wished, self._granularity), room), needed)):
-            number = next((n for n, root in enumerate(self._roots) if root is _NOTHING), len(self._roots))
+            number = next((n for n, root in enumerate(self._roots) if root is NOTHING), len(self._roots))
             generation = self._generations[number] + 1 if number < len(self._roots) else 1
-            segment = self._make_segment(size + PAGE, generation)
+            segment = self._make_segment(size + PAGE, number, generation)
             if segment is None:
                 continue
             if number == len(self._roots):
-                self._roots.append(_NOTHING)
+                self._roots.append(NOTHING)
                 self._generations.append(0)
             self._segments[number] = segment
             self._roots[number] = segment.root
@@ -355,7 +356,7 @@ class Arena:
             self._extents.append((segment, start + capacity, length - capacity))
         return number, start
 
-    def _make_segment(self, size: int, generation: int) -> _Segment | None:
+    def _make_segment(self, size: int, number: int, generation: int) -> _Segment | None:
         nonce = secrets.token_bytes(16)
         try:
             fd, name = _make_memfd(size) if self.kind == "memfd" else _make_named(size, self.identity, nonce)
@@ -366,10 +367,10 @@ class Arena:
         try:
             root: Bytes = np.frombuffer(mmap.mmap(fd, size), np.uint8)
         except (OSError, ValueError):
-            _release(_Segment(fd, name, size, nonce, generation, _NOTHING))
+            _release(_Segment(fd, name, size, nonce, NOTHING))
             return None
-        root[: _HEADER.size] = np.frombuffer(_HEADER.pack(_MAGIC, nonce, size, generation, 0), np.uint8)
-        return _Segment(fd, name, size, nonce, generation, root)
+        _HEADER.pack_into(root.data, 0, _MAGIC, nonce, size, number, generation, 0)
+        return _Segment(fd, name, size, nonce, root)
 
     def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(
@@ -433,6 +434,16 @@ class Mappings:
             raise ImportFailed(f"a ticket of process {owner.pid} gives {size} bytes for a segment of {root.size}")
         return root[offset : offset + nbytes]
 
+    def numbers(self, owner: Identity, nonce: bytes) -> tuple[int, int]:
+        """Number and generation that the owner gave to a segment that is mapped here for reading."""
+        number, generation = _NUMBERS.unpack_from(self._open[owner.incarnation, nonce, False].data, _NUMBERS_AT)
+        return number, generation
+
+    def drop(self, owner: Identity, nonce: bytes) -> None:
+        """Lets go of one segment."""
+        for writable in (False, True):
+            self._open.pop((owner.incarnation, nonce, writable), None)
+
     def trim(self) -> None:
         """Lets go of the segments that their owners have given back."""
         self._open = {key: root for key, root in self._open.items() if not root[_GIVEN_BACK]}
@@ -486,7 +497,7 @@ def _map_file(path: str, size: int, nonce: bytes, writable: bool) -> Bytes:
         header = os.pread(fd, _HEADER.size, 0)
         if len(header) < _HEADER.size or not header.startswith(_MAGIC):
             raise SegmentGone(f"{path} is not a segment (any more)")
-        _, found, told, _, given_back = _HEADER.unpack(header)
+        _, found, told, _, _, given_back = _HEADER.unpack(header)
         if found != nonce or given_back:
             raise SegmentGone(f"{path} is another segment than the ticket names")
         if told != size or os.fstat(fd).st_size != size:
@@ -539,9 +550,9 @@ def _make_named(size: int, identity: Identity, nonce: bytes) -> tuple[int, str]:
 
 def _release(segment: _Segment) -> None:
     """Lets one segment go; only its owner does that. The mapping goes with the last array that looks into it."""
-    if segment.root is not _NOTHING:
+    if segment.root is not NOTHING:
         segment.root[_GIVEN_BACK] = 1
-    segment.root = _NOTHING
+    segment.root = NOTHING
     os.close(segment.fd)
     if segment.name is not None:
         with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from interlock.protocol import arena as arena_module
 from interlock.protocol.arena import LARGE, PAGE, Arena, Block, Mappings, SegmentGone, size_class, sweep
 from interlock.protocol.errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone
