@@ -1,0 +1,57 @@
+"""Drive every device of a machine from one Python program, as if it were NumPy.
+
+    import interlock as il
+
+    with il.connect(devices=["cpu:0", "cpu:1"]) as session:
+        x = il.ones((1000, 1000), device="cpu:0")
+        y = (x @ x).to("cpu:1")     # returns at once; the copy leaves when the product is ready
+        print(y.sum())              # the only place that waits
+
+Names are loaded when first used, so that a worker process never imports the frontend.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_ERRORS = ("InterlockError", "WorkerLost", "OutOfDeviceMemory", "Cancelled", "ProtocolError", "DeviceLost")
+_CLIENT = ("connect", "synchronize", "default_session")
+_NUMPY = (
+    "pi", "e", "inf", "nan", "newaxis", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+_WHERE = {
+    **dict.fromkeys(_ERRORS, "protocol.errors"),
+    **dict.fromkeys(_CLIENT, "coordinator.client"),
+    "Array": "coordinator.array",
+    "Device": "coordinator.session",
+    "Session": "coordinator.session",
+    "trace": "coordinator.tracing",
+    "Trace": "coordinator.tracing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        found = getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    elif name == "random":
+        found = import_module(".coordinator.random", __name__)
+    elif name in _NUMPY:
+        found = getattr(import_module("numpy"), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        functions = import_module(".coordinator.functions", __name__)
+        if name not in functions.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(functions, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    functions = import_module(".coordinator.functions", __name__)
+    return sorted({*_WHERE, *_NUMPY, *functions.__all__, "random", "__version__"})

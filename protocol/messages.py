@@ -48,6 +48,9 @@ SCALAR_RIGHT: Final = 1  # (code, out, spec, ref, plain scalar)
 SCALAR_LEFT: Final = 2  # (code, out, spec, plain scalar, ref)
 GENERAL: Final = 3  # (code, first out, specs, operands, static, into): into is a Ref to write, or None
 
+# Among a Batch's specs, behind the new ones: the worker may forget those of earlier batches.
+FORGET_SPECS: Final = (-1, (), "", ())
+
 # A Place is where the bytes of an array lie, in the memory order of its spec:
 #   bytes                             inline
 #   ("host", loan, offset, ticket)    in shared memory of the sender; answered by Taken, Returned or Released with
@@ -158,6 +161,7 @@ class Failed(NamedTuple):
     kind: str  # the exception's class
     text: str
     traceback: str
+    detail: str  # the operation and its operands' specs
 
 
 class Value(NamedTuple):
@@ -166,7 +170,7 @@ class Value(NamedTuple):
     lane: int
     request: int
     place: Any  # a Place, or None
-    failure: tuple[Any, ...] | None  # (root lane, root n, kind, text, traceback, path)
+    failure: tuple[Any, ...] | None  # as the worker's Failure: (root, kind, text, traceback, detail, path)
 
 
 class Released(NamedTuple):
@@ -183,6 +187,7 @@ class Traced(NamedTuple):
     now_ns: int
     ran: tuple[tuple[Any, ...], ...]
     moved: tuple[tuple[Any, ...], ...]  # (ticket, source lane, nbytes, sent_ns, taken_ns, in place)
+    last: bool  # nothing more comes of this trace
 
 
 class Lost(NamedTuple):

@@ -17,6 +17,7 @@ from pathlib import Path
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m interlock.worker", description="One worker; see `interlock worker`.")
     parser.add_argument("--device", required=True)
+    parser.add_argument("--name", required=True)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--memory", required=True, type=int)
     parser.add_argument("--owner-fd", type=int)
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .loop import Config, Worker
 
     np.seterr(all="ignore")
-    worker = Worker(Config(chosen.device, chosen.folder, chosen.memory, chosen.owner_fd, chosen.options))
+    worker = Worker(Config(chosen.device, chosen.name, chosen.folder, chosen.memory, chosen.owner_fd, chosen.options))
     ready = {"endpoint": worker.inbox.endpoint, "identity": list(worker.identity), "device": chosen.device}
     if chosen.ready_fd is not None:
         with os.fdopen(chosen.ready_fd, "w") as file:

@@ -31,6 +31,7 @@ class Failure(NamedTuple):
     kind: str
     text: str
     traceback: str
+    detail: str  # the operation and its operands' specs
     path: tuple[tuple[int, int], ...]
 
     def inherited(self, lane: int, n: int) -> Failure:

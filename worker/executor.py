@@ -12,6 +12,7 @@ is launched that runs, or skips for a failed operand, in the order of the queue.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.identity import Identity
 from ..protocol.messages import (
     ARRAYS,
+    CONTROLS,
+    FORGET_SPECS,
     GENERAL,
     SCALAR_LEFT,
     SCALAR_RIGHT,
@@ -38,7 +41,7 @@ from ..protocol.messages import (
     Traced,
     Value,
 )
-from ..protocol.operations import OPERATIONS, Operation
+from ..protocol.operations import BY_NUMBER, OPERATIONS, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
@@ -48,6 +51,7 @@ from .scoreboard import Scoreboard
 from .transfers import FailedTicket, Transfers
 
 Handler = Callable[[int, Instruction], None]
+FENCE_S: Final = 30.0  # how long the device may take to finish what it has begun, at an end
 TRACE_BATCH: Final = 4096  # records before a Traced message leaves
 
 
@@ -91,8 +95,8 @@ class Executor:
 
         `interrupt` is called before those that come while others are parked, to take in tickets that have come meanwhile.
         """
-        for id, shape, dtype, strides in batch.specs:
-            self._define(id, spec_of(shape, np.dtype(dtype), strides))
+        if batch.specs:
+            self._learn(batch.specs)
         n = batch.first
         handlers, board, recv = self._handlers, self._board, Control.RECV
         for instruction in batch.instructions:
@@ -144,19 +148,23 @@ class Executor:
     def trace(self, on: bool) -> None:
         """Start or stop to record when instructions run; what was recorded is sent at the end."""
         if self._ran is not None:
-            self.device.fence(None)
-            self._send_trace()
+            self._fence()
+            self._send_trace(last=True)
         self._ran = [] if on else None
         self._transfers.moved = [] if on else None
 
     def close(self) -> None:
         """The session has gone: so does everything it has here."""
-        self.device.fence(None)
+        self._fence()
         self._board.clear()
         self._parked.clear()
         self._transfers.clear()
         self._store.clear()
         self._returns.clear()
+
+    def _fence(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            self.device.fence(FENCE_S)
 
     @property
     def idle(self) -> bool:
@@ -194,8 +202,10 @@ class Executor:
             self._handlers[instruction[0]](n, instruction)
         except Exception as error:
             self._trouble(n, instruction, error)
-        if self._ran is not None and (self.device.inline or instruction[0] <= Control.FENCE):
+        if self.device.inline or instruction[0] <= Control.FENCE:
             self._record(n, start)
+        if self._ran is not None and len(self._ran) >= TRACE_BATCH:
+            self._send_trace(last=False)
 
     def _settle(self, mark: bool = True) -> None:
         """Note how far the lane has come, give back what is no longer read, send what failed in the queue."""
@@ -224,7 +234,7 @@ class Executor:
 
     def _trouble(self, n: int, instruction: Instruction, error: Exception) -> None:
         """The instruction did not run: what it would have made or changed holds the reason instead."""
-        failure = self._failure(n, error)
+        failure = self._failure(n, instruction, error)
         code = instruction[0]
         if code == Control.SEND:
             self._transfers.send_failure(instruction, failure)
@@ -249,7 +259,7 @@ class Executor:
                 return
         self._store.fail(buffer, failure, spec)
 
-    def _failure(self, n: int, error: Exception) -> Failure:
+    def _failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
         known = None
         if isinstance(error, FailedTicket):
             known = error.failure
@@ -262,20 +272,43 @@ class Executor:
             if failure is not known:  # of the first few, the frontend keeps the line
                 self._tell_failed(n, failure)
             return failure
-        failure = Failure((self.lane, n), *_describe(error), ())
+        return self._new_failure(n, instruction, error)
+
+    def _new_failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
+        words = "".join(traceback.format_exception(error))
+        failure = Failure((self.lane, n), type(error).__name__, str(error), words, self._detail(instruction), ())
         self._tell_failed(n, failure)
         return failure
 
+    def _detail(self, instruction: Instruction) -> str:
+        """The operation and what its operands are, for people."""
+        code = instruction[0]
+        if code < CONTROLS:
+            return ("free", "send", "recv", "read", "upload", "fence")[code]
+        refs = instruction[3] if code % 4 == GENERAL else instruction[3:]
+        operands = []
+        for ref in refs:
+            array = self._store.arrays.get(ref)
+            operands.append(f"{array.dtype} {array.shape}" if isinstance(array, self.device.xp.ndarray) else str(ref))
+        return f"{BY_NUMBER[code // 4].name}({', '.join(operands)})"
+
     def _tell_failed(self, n: int, failure: Failure) -> None:
-        message = Failed(self.lane, n, failure.root, failure.kind, failure.text, failure.traceback)
-        self._late.append(message)
+        self._late.append(Failed(self.lane, n, failure.root, failure.kind, failure.text, failure.traceback, failure.detail))
 
     # -- handlers
 
-    def _define(self, id: int, spec: Spec) -> None:
-        plain = self.device.inline and spec.ndim > 0 and spec.nbytes < SMALL
-        self._specs[id] = None if plain else spec
-        self._layouts[id] = spec
+    def _learn(self, specs: tuple[tuple[Any, ...], ...]) -> None:
+        """Remember new specs by their ids, and forget the old ones where the session says so."""
+        if FORGET_SPECS in specs:
+            if not self._parked:  # they may still be named there
+                self._specs.clear()
+                self._layouts.clear()
+            specs = specs[:-1]
+        for id, shape, dtype, strides in specs:
+            spec = spec_of(shape, np.dtype(dtype), strides)
+            plain = self.device.inline and spec.ndim > 0 and spec.nbytes < SMALL
+            self._specs[id] = None if plain else spec
+            self._layouts[id] = spec
 
     def _control_handlers(self) -> dict[int, Handler]:
         transfers, store = self._transfers, self._store
@@ -400,14 +433,14 @@ class Executor:
         def call(target: Any, values: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
             return run(*values, target) if operation.plain else run(target, values, static)
 
-        def launch(n: int, reads: tuple[int, ...], writes: tuple[int, ...], *arguments: Any) -> None:
-            self.device.launch(COMPUTE, self._body, n, reads, writes, call, *arguments)
+        def launch(n: int, instruction: Instruction, *arguments: Any) -> None:
+            self.device.launch(COMPUTE, self._body, n, instruction, call, *arguments)
 
         def simple(n: int, instruction: Instruction) -> None:
             code, out, spec, *refs = instruction
             scalar = {SCALAR_RIGHT: 1, SCALAR_LEFT: 0}.get(code % 4)
             values = tuple(ref if place == scalar else arrays[ref] for place, ref in enumerate(refs))
-            launch(n, *accesses(instruction), create(out, layouts[spec]), values, ())
+            launch(n, instruction, create(out, layouts[spec]), values, ())
 
         def general(n: int, instruction: Instruction) -> None:
             _, out, spec_ids, operands, static, into = instruction
@@ -417,15 +450,14 @@ class Executor:
                 return
             outs = tuple(create(out + i, layouts[id]) for i, id in enumerate(spec_ids))
             target = outs if len(outs) > 1 else outs[0] if outs else None if into is None else self._target(into)
-            launch(n, *accesses(instruction), target, values, static)
+            launch(n, instruction, target, values, static)
 
         return {4 * operation.number + form: simple if form != GENERAL else general for form in range(4)}
 
     def _body(
         self,
         n: int,
-        reads: tuple[int, ...],
-        writes: tuple[int, ...],
+        instruction: Instruction,
         call: Callable[..., Any],
         target: Any,
         values: tuple[Any, ...],
@@ -434,13 +466,13 @@ class Executor:
         """What runs in the queue: the kernel, unless an operand has failed. Failures are values, here too."""
         start = time.monotonic_ns()
         failures = self._store.failures
+        reads, writes = accesses(instruction)
         failed = next((failures[b] for b in reads if b in failures), None) if failures else None
         try:
             if failed is None:
                 call(target, values, static)
         except Exception as error:
-            failed = Failure((self.lane, n), *_describe(error), ())
-            self._tell_failed(n, failed)
+            failed = self._new_failure(n, instruction, error)
         else:
             if failed is not None:
                 inherited = failed.inherited(self.lane, n)
@@ -452,8 +484,7 @@ class Executor:
                 failures[buffer] = failed
             elif failures:
                 failures.pop(buffer, None)  # overwritten: it is good again
-        if self._ran is not None:
-            self._record(n, start)
+        self._record(n, start)
 
     # -- records
 
@@ -461,14 +492,7 @@ class Executor:
         if self._ran is not None:
             self._ran.append((n, COMPUTE, start, time.monotonic_ns()))
 
-    def _send_trace(self) -> None:
-        ran, moved = self._ran or [], self._transfers.moved or []
+    def _send_trace(self, last: bool) -> None:
+        ran, moved = tuple(self._ran or ()), tuple(self._transfers.moved or ())
         self._ran, self._transfers.moved = [], []
-        for i in range(0, max(len(ran), len(moved), 1), TRACE_BATCH):
-            some = tuple(ran[i : i + TRACE_BATCH]), tuple(moved[i : i + TRACE_BATCH])
-            self._report(Traced(self.lane, time.monotonic_ns(), *some))
-
-
-def _describe(error: Exception) -> tuple[str, str, str]:
-    """The class, words and traceback of an error, as plain text."""
-    return type(error).__name__, str(error), "".join(traceback.format_exception(error))
+        self._report(Traced(self.lane, time.monotonic_ns(), ran, moved, last))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..protocol.operations import table_hash
 from ..protocol.sockets import Inbox, Outlet, ipc, remove_folder
 from .devices import open_device
 from .executor import Executor
-from .watch import Watch
+from ..protocol.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Config:
     """What a worker is told at its start."""
 
     device: str  # such as "cpu:0"
+    name: str  # of its endpoint, unique in the folder
     folder: Path  # where its endpoint lies
     memory: int  # bytes that its arrays may take, all sessions together
     owner_fd: int | None = None  # a pipe that closes when the owner ends
@@ -88,8 +90,7 @@ class Worker:
         self._deferred: deque[tuple[bytes, Message]] = deque()  # came in the middle of a batch
         self._mappings = Mappings()
         self._stopping = False
-        name = config.device.replace(":", "-")
-        self.inbox = Inbox(ipc(config.folder, name), f"inproc://{name}-{self.identity.incarnation}")
+        self.inbox = Inbox(ipc(config.folder, config.name), f"inproc://{config.name}-{self.identity.incarnation}")
         # Proves that the device is there before anyone relies on it; each session opens its own.
         open_device(kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options).close()
         self._watch = Watch(self._tell_lost, config.owner_fd, self._orphaned)
@@ -305,7 +306,7 @@ class Worker:
     def _stop(self, _: bytes, __: m.Stop) -> None:
         self._stopping = True
 
-    def _tell_lost(self, session: bytes) -> None:
+    def _tell_lost(self, session: Hashable) -> None:
         """On the watch's thread: tell the loop, by the one road that it listens on."""
         outlet = Outlet(self.inbox.inproc)
         outlet.send(encode(m.Lost(session, "its process has ended")))

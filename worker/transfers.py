@@ -185,7 +185,7 @@ class Transfers:
         message = self._tickets.pop(ticket, None)
         if message is None:
             reason = self._gone.get(source, "its ticket is missing")
-            raise FailedTicket(Failure((source, 0), "WorkerLost", reason, "", ()))
+            raise FailedTicket(Failure((source, 0), "WorkerLost", reason, "", "", ()))
         if message.failure is not None:
             raise FailedTicket(Failure(*message.failure))
         self._adopt(buffer, spec, message.place, source, message)
@@ -318,7 +318,7 @@ class Transfers:
         self._gone[lane] = reason
         for ticket in [t for t, message in self._tickets.items() if message.source == lane and message.place is not None]:
             if type(self._tickets[ticket].place) is tuple:  # it names memory of the dead; bytes are good
-                failure = Failure((lane, 0), "WorkerLost", reason, "", ())
+                failure = Failure((lane, 0), "WorkerLost", reason, "", "", ())
                 self._tickets[ticket] = self._tickets[ticket]._replace(place=None, failure=tuple(failure))
         for loan in self._lent_to.pop(lane, ()):
             self._store.returned(loan)

@@ -1,0 +1,1 @@
+"""The frontend: array handles, the coordinator behind them, and the names that a user imports."""

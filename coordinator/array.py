@@ -1,0 +1,446 @@
+"""The array that the user holds: ndarray's operators, methods and attributes, on a worker's array.
+
+Each operation is issued and returns at once. Only what needs the elements waits: printing, `float(x)`,
+`np.asarray(x)`, `x.tolist()`, `bool(x)`. Shape and dtype are always known. Basic indexing, reshaping and
+transposing give views, with NumPy's aliasing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..protocol.operations import BY_NAME
+from ..protocol.specs import Spec
+from . import issue, views
+from .infer import fast_power, like_order, scalar_ref
+from .issue import ArrayLike, Handle, binary_method, call, handle, inplace_method, reflected_method, unary_method, user_site
+from .session import Device
+
+Axis = int | tuple[int, ...] | None
+
+_divmod = BY_NAME["divmod"]
+
+
+class Array(Handle):
+    """An array on one device. Made by functions such as `interlock.asarray`, `interlock.zeros`, and by operations.
+
+    An operation whose operands are on different devices raises ValueError: move one with `.to(device)`.
+    Numbers and NumPy arrays go to the other operand's device by themselves.
+    """
+
+    __slots__ = ()
+
+    __array_priority__ = 1000
+
+    # -- what is known without waiting
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._spec.ndim
+
+    @property
+    def size(self) -> int:
+        return self._spec.size
+
+    @property
+    def itemsize(self) -> int:
+        return self._spec.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self._spec.nbytes
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis, on the worker."""
+        return self._spec.strides
+
+    @property
+    def device(self) -> Device:
+        return self._lane.device
+
+    @property
+    def base(self) -> Array | None:
+        """The array whose memory this view looks into; None if it has its own."""
+        return self._base  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        if not self._spec.shape:
+            raise TypeError("len() of unsized object")
+        return self._spec.shape[0]
+
+    # -- reading: what waits
+
+    def numpy(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array of the caller's own. Waits for them.
+
+        Args:
+            timeout: seconds; None waits as long as the work goes on.
+
+        Raises:
+            TimeoutError: they were not there in time; the text says what is being waited for.
+            Exception: what made the array fail, with the line that issued the failed operation.
+        """
+        lane = self._lane
+        return lane.session.read(lane, self._ref, self._spec, user_site(2), timeout)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("the elements are on a worker: they cannot be had without a copy")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __await__(self) -> Generator[Any, None, np.ndarray[Any, Any]]:
+        """`await x`: the elements as a NumPy array, without blocking the event loop."""
+        return self._read_in_loop().__await__()
+
+    async def _read_in_loop(self) -> np.ndarray[Any, Any]:
+        loop = asyncio.get_running_loop()
+        session = self._lane.session
+        pending = session.ask(self._lane, self._ref, user_site(2))
+        arrived = loop.create_future()
+
+        def tell() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        pending.callback = lambda: loop.call_soon_threadsafe(tell)
+        if not pending.done:
+            await arrived
+        return session.value(pending, self._spec)
+
+    def item(self, *index: Any) -> Any:
+        return self.numpy().item(*index)
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def _scalar(self) -> Any:
+        if self._spec.size != 1:
+            raise TypeError("only arrays with one element can be converted to Python scalars")
+        return self.numpy().reshape(())[()]
+
+    def __float__(self) -> float:
+        return float(self._scalar())
+
+    def __int__(self) -> int:
+        return int(self._scalar())
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __index__(self) -> int:
+        if self._spec.ndim or self._spec.dtype.kind not in "iu":
+            raise TypeError("only integer scalar arrays can be converted to a scalar index")
+        return int(self._scalar())
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
+
+    def __repr__(self) -> str:
+        return f"{np.array2string(self.numpy(), separator=', ', prefix='array(')}".join(
+            ("array(", f", dtype={self._spec.dtype}, device='{self.device}')")
+        )
+
+    def __str__(self) -> str:
+        return str(self.numpy())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._scalar() if not self._spec.ndim else str(self), spec)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- moving
+
+    def to(self, device: Device | str) -> Array:
+        """A copy on another device, made when the elements are ready; this array itself if it is there already."""
+        lane = self._lane.session.device(device).lane
+        return self if lane is self._lane else issue.transfer(self, lane, user_site(2))
+
+    def to_device(self, device: Device | str, /, *, stream: None = None) -> Array:
+        """As `to`: the array API standard's name for it."""
+        if stream is not None:
+            raise ValueError("streams are the workers' own: stream must be None")
+        return self.to(device)
+
+    # -- views
+
+    def _view(self, found: tuple[Spec, int] | None) -> Array:
+        assert found is not None
+        spec, offset = found
+        base = self if self._base is None else self._base
+        ref = (base._ref, offset, spec.shape, spec.strides, spec.dtype.str)
+        made: Array = handle(Array, self._lane, ref, spec, base)
+        return made
+
+    @property
+    def _offset(self) -> int:
+        return 0 if type(self._ref) is int else self._ref[1]  # type: ignore[index]
+
+    def __getitem__(self, key: Any) -> Array:
+        try:
+            return self._view(views.index(self._spec, self._offset, key))
+        except views.AdvancedKey:
+            static, arrays = views.encode_key(key, Handle)
+            made: Array = call(BY_NAME["getitem_advanced"], (self, *arrays), (static,))
+            return made
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        try:
+            target = self._view(views.index(self._spec, self._offset, key))
+        except views.AdvancedKey:
+            static, arrays = views.encode_key(key, Handle)
+            call(BY_NAME["setitem_advanced"], (self, value, *arrays), (static,))
+            return
+        if target.shape == self._spec.shape and target._spec is self._spec and self._base is None:
+            target = self  # all of it: the old elements need not be kept
+        if isinstance(value, Array) and value._ref == target._ref:
+            return  # x[i] += y ends by assigning x[i] to itself
+        call(BY_NAME["assign"], (target, value))
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self._spec.shape:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(self._spec.shape[0]))
+
+    @property
+    def T(self) -> Array:  # noqa: N802: ndarray's name
+        return self._view(views.transpose(self._spec, self._offset))
+
+    @property
+    def mT(self) -> Array:  # noqa: N802: ndarray's name
+        if self._spec.ndim < 2:
+            raise ValueError("matrix transpose with ndim < 2 is undefined")
+        return self.swapaxes(-1, -2)
+
+    def transpose(self, *axes: Any) -> Array:
+        chosen = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return self._view(views.transpose(self._spec, self._offset, chosen))
+
+    def swapaxes(self, axis1: int, axis2: int) -> Array:
+        return self._view(views.swapaxes(self._spec, self._offset, axis1, axis2))
+
+    def squeeze(self, axis: Axis = None) -> Array:
+        return self._view(views.squeeze(self._spec, self._offset, axis))
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Array:
+        """A view of this shape where there is one, else a copy."""
+        chosen = shape[0] if len(shape) == 1 else shape
+        if order == "A":
+            order = views.ravel_order(self._spec, "A")
+        if copy:
+            return self.copy(order).reshape(chosen, order=order)
+        found = views.reshape(self._spec, self._offset, chosen, order)
+        if found is not None:
+            return self._view(found)
+        if copy is False:
+            raise ValueError("Unable to avoid creating a copy while reshaping.")
+        copied = self.copy(order)
+        return copied._view(views.reshape(copied._spec, 0, chosen, order))
+
+    def ravel(self, order: str = "C") -> Array:
+        found = views.ravel(self._spec, self._offset, order)
+        if found is not None:
+            return self._view(found)
+        order = views.ravel_order(self._spec, order)
+        copied = self.copy(order)
+        return copied._view(views.ravel(copied._spec, 0, order))
+
+    def flatten(self, order: str = "C") -> Array:
+        return self.copy(views.ravel_order(self._spec, order)).ravel(order)
+
+    # -- copies
+
+    def copy(self, order: str = "C") -> Array:
+        made: Array = call(BY_NAME["copy"], (self,), (order,))
+        return made
+
+    def __copy__(self) -> Array:
+        return self.copy("K")
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self.copy("K")
+
+    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Array:
+        wanted = np.dtype(dtype)
+        if not np.can_cast(self._spec.dtype, wanted, casting):  # type: ignore[arg-type]
+            raise TypeError(f"Cannot cast array data from {self.dtype!r} to {wanted!r} according to the rule '{casting}'")
+        if not copy and wanted == self._spec.dtype and order == "K":
+            return self
+        made: Array = call(BY_NAME["astype"], (self,), (wanted.newbyteorder("=").str, order))
+        return made
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    # -- reductions
+
+    def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+        return self._reduce("sum", axis, _dtype(dtype), keepdims)
+
+    def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+        return self._reduce("prod", axis, _dtype(dtype), keepdims)
+
+    def mean(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+        return self._reduce("mean", axis, _dtype(dtype), keepdims)
+
+    def var(self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
+        return self._reduce("var", axis, _dtype(dtype), ddof, keepdims)
+
+    def std(self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
+        return self._reduce("std", axis, _dtype(dtype), ddof, keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return self._reduce("max", axis, keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return self._reduce("min", axis, keepdims)
+
+    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        return self._reduce("argmax", axis, keepdims)
+
+    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        return self._reduce("argmin", axis, keepdims)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return self._reduce("any", axis, keepdims)
+
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return self._reduce("all", axis, keepdims)
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Array:
+        return self._reduce("cumsum", axis, _dtype(dtype))
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Array:
+        return self._reduce("cumprod", axis, _dtype(dtype))
+
+    def _reduce(self, name: str, axis: Any, *rest: Any) -> Array:
+        made: Array = call(BY_NAME[name], (self,), (tuple(axis) if isinstance(axis, list) else axis, *rest))
+        return made
+
+    def round(self, decimals: int = 0) -> Array:
+        made: Array = call(BY_NAME["round"], (self,), (decimals,))
+        return made
+
+    def clip(self, min: Any = None, max: Any = None) -> Array:
+        bounds = tuple(bound for bound in (min, max) if bound is not None)
+        made: Array = call(BY_NAME["clip"], (self, *bounds), (min is not None, max is not None))
+        return made
+
+    def conj(self) -> Array:
+        made: Array = call(BY_NAME["conjugate"], (self,))
+        return made
+
+    def dot(self, other: Any) -> Array:
+        if np.ndim(other) > 2 or self.ndim > 2:
+            raise ValueError("dot of arrays with more than two axes is not supported: use matmul")
+        return self @ other if self.ndim and np.ndim(other) else self * other
+
+    # -- operators
+
+    __add__ = binary_method("add")
+    __sub__ = binary_method("subtract")
+    __mul__ = binary_method("multiply")
+    __truediv__ = binary_method("divide")
+    __floordiv__ = binary_method("floor_divide")
+    __mod__ = binary_method("remainder")
+    __matmul__ = binary_method("matmul")
+    __and__ = binary_method("bitwise_and")
+    __or__ = binary_method("bitwise_or")
+    __xor__ = binary_method("bitwise_xor")
+    __lshift__ = binary_method("left_shift")
+    __rshift__ = binary_method("right_shift")
+    __eq__ = binary_method("equal")  # type: ignore[assignment]
+    __ne__ = binary_method("not_equal")  # type: ignore[assignment]
+    __lt__ = binary_method("less")
+    __le__ = binary_method("less_equal")
+    __gt__ = binary_method("greater")
+    __ge__ = binary_method("greater_equal")
+
+    __radd__ = reflected_method("add")
+    __rsub__ = reflected_method("subtract")
+    __rmul__ = reflected_method("multiply")
+    __rtruediv__ = reflected_method("divide")
+    __rfloordiv__ = reflected_method("floor_divide")
+    __rmod__ = reflected_method("remainder")
+    __rpow__ = reflected_method("power")
+    __rmatmul__ = reflected_method("matmul")
+    __rand__ = reflected_method("bitwise_and")
+    __ror__ = reflected_method("bitwise_or")
+    __rxor__ = reflected_method("bitwise_xor")
+    __rlshift__ = reflected_method("left_shift")
+    __rrshift__ = reflected_method("right_shift")
+
+    __iadd__ = inplace_method("add")
+    __isub__ = inplace_method("subtract")
+    __imul__ = inplace_method("multiply")
+    __itruediv__ = inplace_method("divide")
+    __ifloordiv__ = inplace_method("floor_divide")
+    __imod__ = inplace_method("remainder")
+    __ipow__ = inplace_method("power")
+    __imatmul__ = inplace_method("matmul")
+    __iand__ = inplace_method("bitwise_and")
+    __ior__ = inplace_method("bitwise_or")
+    __ixor__ = inplace_method("bitwise_xor")
+    __ilshift__ = inplace_method("left_shift")
+    __irshift__ = inplace_method("right_shift")
+
+    __neg__ = unary_method("negative")
+    __pos__ = unary_method("positive")
+    __abs__ = unary_method("absolute")
+    __invert__ = unary_method("invert")
+
+    _power = staticmethod(binary_method("power"))
+
+    def __pow__(self, exponent: Any) -> Any:
+        fast = fast_power(self._spec.dtype, exponent)
+        return self._power(self, exponent) if fast is None else call(fast, (self,))
+
+    def __divmod__(self, other: Any) -> Any:
+        return call(_divmod, (self, other)) if isinstance(other, (Handle, *ArrayLike)) else NotImplemented
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return call(_divmod, (other, self)) if isinstance(other, (Handle, *ArrayLike)) else NotImplemented
+
+    # -- protocols
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        import interlock
+
+        return interlock
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        from .protocols import array_ufunc
+
+        return array_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        from .protocols import array_function
+
+        return array_function(function, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an array on a worker cannot be pickled: save the elements, x.numpy()")
+
+
+def _dtype(dtype: Any) -> str | None:
+    """A dtype as instructions carry it."""
+    return None if dtype is None else np.dtype(dtype).newbyteorder("=").str
+
+
+__all__ = ["Array", "Axis", "like_order", "scalar_ref"]

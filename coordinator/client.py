@@ -1,0 +1,143 @@
+"""Connecting, and the default session that the functions of the public face use.
+
+`connect` starts workers of its own, or joins those that a launcher started. Without it the first use connects by
+itself, by what the environment says.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import InterlockError
+from ..protocol.identity import Identity
+from ..protocol.sockets import ask, private_folder, remove_folder
+from ..protocol.supervision import ROSTER, parse_roster
+from . import workers
+from .session import Device, Lane, Session, close_all
+
+
+_default: Session | None = None
+_lock = threading.RLock()
+
+atexit.register(close_all)
+
+
+def connect(
+    devices: Sequence[str] | str | None = None,
+    *,
+    address: str | None = None,
+    gate: str = "worker",
+    window: int = 1024,
+    memory: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> Session:
+    """Start a session, which becomes the default one.
+
+    Args:
+        devices: names such as `["cpu:0", "cuda:0"]` or `"cpu:0,cpu:1"`: a worker is started for each, and stopped at
+            the end. None: what INTERLOCK_ADDRESS or INTERLOCK_DEVICES say, else cpu:0 and every GPU found.
+        address: of the launcher's workers, as `interlock up` prints it; `devices` then chooses among them.
+        gate: where instructions wait for what they need: "worker" (fast) or "coordinator" (the reference).
+        window: instructions that may be on the way to one worker.
+        memory: bytes that the session may use on each worker; None for an equal part of half the machine's.
+        options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
+
+    Raises:
+        ValueError: not a device's name, or not one of the launcher's.
+        InterlockError: nobody listens at the address, or a worker did not start.
+    """
+    global _default
+    if isinstance(devices, str):
+        devices = [name for name in devices.split(",") if name.strip()]
+    if devices is None and address is None:
+        address = os.environ.get("INTERLOCK_ADDRESS") or None
+    if address is not None:
+        session = Session(_adopt(address, devices), gate=gate, window=window, memory=memory)
+    else:
+        session = _start(workers.check_devices(devices or default_devices()), gate, window, memory, options or {})
+    with _lock:
+        session.previous = _default
+        _default = session
+    return session
+
+
+def default_devices() -> list[str]:
+    """What `connect()` uses when nothing is said: INTERLOCK_DEVICES, else cpu:0 and every GPU found."""
+    named = os.environ.get("INTERLOCK_DEVICES")
+    if named:
+        return [name for name in named.split(",") if name.strip()]
+    return ["cpu:0", *(f"cuda:{i}" for i in range(count_gpus()))]
+
+
+def count_gpus() -> int:
+    """How many GPUs this process may use and a CUDA worker could drive; looks, without starting CUDA."""
+    from importlib.util import find_spec
+
+    if find_spec("cupy") is None or not workers.HAS_CUDA:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if Path("/proc/driver/nvidia/gpus").is_dir() else 0
+    return found if visible is None else min(found, len([v for v in visible.split(",") if v.strip()]))
+
+
+def _start(devices: list[str], gate: str, window: int, memory: int | None, options: dict[str, Any]) -> Session:
+    folder = private_folder()
+    try:
+        processes, adopted = workers.start(devices, folder, memory, options)
+        return Session(adopted, processes, folder=folder, gate=gate, window=window, memory=memory)
+    except BaseException:
+        remove_folder(folder)
+        raise
+
+
+def _adopt(address: str, devices: Sequence[str] | None) -> list[workers.Adopted]:
+    """The workers behind a launcher's address."""
+    answer = ask(address, ROSTER, timeout_s=5.0)
+    if answer is None:
+        raise InterlockError(
+            f"nobody listens at {address}: start workers with `interlock up` and use the address that it prints, "
+            f"or name devices instead, such as devices=['cpu:0', 'cpu:1']"
+        )
+    found = [workers.Adopted(name, endpoint, Identity(*identity)) for name, endpoint, identity in parse_roster(answer)]
+    if devices is None:
+        return found
+    chosen = []
+    for name in workers.check_devices(devices):
+        worker = next((w for w in found if w.device == name and w not in chosen), None)
+        if worker is None:
+            there = ", ".join(w.device for w in found)
+            raise ValueError(f"the launcher at {address} has no free worker for {name}: it has {there}")
+        chosen.append(worker)
+    return chosen
+
+
+def default_session() -> Session:
+    """The session that `interlock.*` uses: the last one connected and still open, else a new one."""
+    global _default
+    with _lock:
+        while _default is not None and (_default.closed or not _default.mine):
+            _default = _default.previous
+        return _default or connect()
+
+
+def lane_of(device: Device | str | None) -> Lane:
+    """The lane of a device: of the default session unless the device itself says of which."""
+    if isinstance(device, Device):
+        return device.lane
+    session = default_session()
+    return session.lanes[0] if device is None else session.device(device).lane
+
+
+def synchronize(timeout: float | None = None) -> None:
+    """Wait until everything issued in the default session has finished.
+
+    Raises:
+        Exception: the earliest failure, by order of issue, that no read has raised; the others are notes on it.
+        TimeoutError: it was not finished in `timeout` seconds.
+    """
+    default_session().synchronize(timeout)

@@ -1,0 +1,158 @@
+"""Who receives a session's events, and how the others wait.
+
+A thread that waits for something receives for itself: it takes the turn, handles everyone's events until its own
+thing has happened, and hands the turn on. Nothing that anyone waits for needs the background thread, which would
+first have to get the interpreter from a busy program. That thread only ticks: while work is under way it sends
+what was issued and not sent, and takes in the events that nobody waits for.
+Knows nothing of what the events mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..protocol.sockets import Events
+
+TICK_S: Final = 0.002  # how long an instruction may lie unsent while the program does something else
+
+
+class Pending:
+    """Something that will happen once: a value that was asked for. `fact` is what came, None till then."""
+
+    __slots__ = ("callback", "done", "fact", "lane", "wakeup")
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+        self.done = False
+        self.fact: Any = None
+        self.wakeup: threading.Event | None = None  # of a thread that waits without having the turn
+        self.callback: Callable[[], None] | None = None
+
+    def happened(self, fact: Any) -> None:
+        self.fact = fact
+        self.done = True
+        if self.wakeup is not None:
+            self.wakeup.set()
+        if self.callback is not None:
+            self.callback()
+
+
+class Receiver:
+    """Gives the turn of receiving to one thread at a time."""
+
+    def __init__(self, events: Events, handle: Callable[[bytes], None], tick: Callable[[], bool]) -> None:
+        """`handle` is called with each event; `tick` now and then, and says whether there is more to come."""
+        self._events = events
+        self._handle = handle
+        self._tick = tick
+        self._turn = threading.Lock()
+        self._followers: deque[Pending] = deque()
+        self._awake = threading.Semaphore(0)
+        self._asleep = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="interlock-events", daemon=True)
+        self._thread.start()
+
+    def wait(self, pending: Pending, timeout_s: float | None = None) -> bool:
+        """Until it has happened (True) or the time is over (False). Ctrl-C interrupts."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not pending.done:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._turn.acquire(blocking=False):
+                try:
+                    self._receive_until(pending, left)
+                finally:
+                    self._turn.release()
+                    self._pass_on()
+            else:
+                self._follow(pending, left)
+        return True
+
+    def take_in(self) -> None:
+        """Handle the events that are here, unless another thread is at it."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._turn.release()
+                self._pass_on()
+
+    def wake(self) -> None:
+        """There is work under way: let the background thread tick."""
+        if self._asleep:
+            self._asleep = False
+            self._awake.release()
+
+    def close(self) -> None:
+        """End the background thread; nobody waits any more."""
+        self._closing = True
+        self._asleep = False
+        self._awake.release()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _receive_until(self, pending: Pending, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not pending.done:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            data = self._events.receive(left)
+            if data is None:
+                return
+            self._handle(data)
+
+    def _drain(self) -> None:
+        while (data := self._events.poll()) is not None:
+            self._handle(data)
+
+    def _follow(self, pending: Pending, timeout_s: float | None) -> None:
+        """Wait to be told by the thread that has the turn: that it happened, or that the turn is free."""
+        pending.wakeup = wakeup = threading.Event()
+        self._followers.append(pending)
+        # The turn may have become free before it could see this one among the followers.
+        if self._turn.acquire(blocking=False):
+            self._turn.release()
+        elif not pending.done:
+            wakeup.wait(timeout_s)
+        pending.wakeup = None
+        with contextlib.suppress(ValueError):
+            self._followers.remove(pending)
+
+    def _pass_on(self) -> None:
+        """The turn is free: wake a follower to take it, or let the background thread tick."""
+        for pending in list(self._followers):
+            wakeup = pending.wakeup
+            if not pending.done and wakeup is not None:
+                wakeup.set()
+                return
+        self.wake()
+
+    def _run(self) -> None:
+        while not self._closing:
+            if self._tick():
+                select.select([self._events.fd], [], [], TICK_S)
+                self.take_in_quietly()
+                continue
+            self._asleep = True
+            if self._tick():  # something came between the look and the going to sleep
+                self._asleep = False
+                continue
+            self._awake.acquire()
+
+    def take_in_quietly(self) -> None:
+        """As `take_in`, from the background thread, which needs no waking."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._turn.release()
+            for pending in list(self._followers):
+                if pending.wakeup is not None:
+                    pending.wakeup.set()

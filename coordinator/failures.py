@@ -1,0 +1,97 @@
+"""The exception that a read raises: the original class, with the story of the failure.
+
+Takes what the worker told of a failure and the lines that the frontend kept, and builds the exception. Pure.
+"""
+
+from __future__ import annotations
+
+import builtins
+import linecache
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..protocol import errors
+from ..protocol.errors import InterlockError, WorkerLost
+
+Site = tuple[CodeType, int]  # where an operation was issued: the code and the offset in it, resolved only when shown
+Root = tuple[int, int]  # (lane, n) of the instruction that failed
+
+
+class Cause(NamedTuple):
+    """A failed instruction: what the worker told of it."""
+
+    kind: str
+    text: str
+    traceback: str
+    detail: str
+
+
+def place(site: Site | None) -> tuple[str, int, str]:
+    """(file, line, function) of a site."""
+    if site is None:
+        return "<unknown>", 0, "<unknown>"
+    code, offset = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= offset < end and number is not None:
+            line = number
+            break
+    return code.co_filename, line, code.co_name
+
+
+def describe(site: Site | None) -> str:
+    """`file:line` and the source text there."""
+    file, line, _ = place(site)
+    source = linecache.getline(file, line).strip()
+    return f"{file}:{line}" + (f" `{source}`" if source else "")
+
+
+_CLASSES: Final[dict[str, type[Exception]]] = {
+    **{n: c for n, c in vars(builtins).items() if isinstance(c, type) and issubclass(c, Exception)},
+    **{n: c for n, c in vars(np.exceptions).items() if isinstance(c, type) and issubclass(c, Exception)},
+    **{n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, InterlockError)},
+    "LinAlgError": np.linalg.LinAlgError,
+}
+
+
+def exception(cause: Cause, device: str, site: Site | None, path: list[tuple[str, Site | None]]) -> Exception:
+    """The exception that a read of a failed array raises.
+
+    Args:
+        cause: what the worker told.
+        device: where it failed.
+        site: the user's line that issued the failed operation.
+        path: (device, line) of the first operations that inherited the failure.
+    """
+    cls = _CLASSES.get(cause.kind, InterlockError)
+    text = cause.text if cause.kind in _CLASSES else f"{cause.kind}: {cause.text}"
+    try:
+        made = cls(text)
+    except TypeError:  # a class that is not made from a text
+        made = InterlockError(f"{cause.kind}: {cause.text}")
+    where = f"{cause.detail or 'an operation'} failed on {device}"
+    made.add_note(f"{where}\n  issued at {describe(site)}")
+    for via, line in path:
+        made.add_note(f"  reached through {via}: {describe(line)}")
+    if cause.traceback:
+        made.add_note(f"on the worker of {device}:\n{cause.traceback.rstrip()}")
+    return made
+
+
+def worker_lost(device: str, reason: str, site: Site | None = None) -> WorkerLost:
+    """The error of an array that went with its worker."""
+    made = WorkerLost(f"the worker of {device} {reason}; the arrays that it held are lost")
+    if site is not None:
+        made.add_note(f"its last instruction was issued at {describe(site)}")
+    return made
+
+
+def unread(count: int, first: list[Any]) -> str:
+    """The warning at a session's end about failures that no read ever raised."""
+    lines = [f"{count} failed operation{'s' if count > 1 else ''} whose error nobody read:"]
+    for error in first:
+        notes = "\n".join(getattr(error, "__notes__", [])[:1])
+        lines.append(f"{type(error).__name__}: {error}\n{notes}")
+    return "\n".join(lines)

@@ -1,0 +1,303 @@
+"""The functions of the public face, under NumPy's names: creation, elementwise functions, reductions, joining.
+
+Each issues one operation and returns at once. Where no operand says on which device, `device` does; without it
+the first device of the default session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..protocol.operations import BY_NAME, OPERATIONS
+from ..protocol.specs import Spec
+from . import issue
+from .array import Array, Axis, _dtype
+from .client import lane_of
+from .infer import like_order, scalar_ref
+from .issue import Handle, call, user_site
+from .session import Device, Lane
+
+Where = Device | str | None
+
+
+def _lane(like: Any, device: Where) -> Lane:
+    """Where a new array goes: to the named device, or to where the array is that it is like."""
+    return like._lane if device is None and isinstance(like, Array) else lane_of(device)
+
+
+def _make(name: str, operands: tuple[Any, ...], static: tuple[Any, ...], device: Where) -> Array:
+    lane = next((o._lane for o in operands if isinstance(o, Handle)), None) if device is None else None
+    lane = lane or lane_of(device)
+    lane.session.check_open()
+    made: Array = call(BY_NAME[name], operands, static, lane=lane, cls=Array)
+    return made
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(extent) for extent in shape)
+
+
+# -- creation
+
+
+def asarray(data: Any, dtype: Any = None, *, device: Where = None, copy: bool | None = None) -> Array:
+    """An array with these elements. NumPy data is copied before the call returns; changing it afterwards changes nothing.
+
+    Args:
+        data: an array of Interlock's (itself is returned unless dtype, device or copy ask for another), or whatever
+            `numpy.asarray` takes.
+        dtype: of the result.
+        device: where to; None keeps an Interlock array where it is.
+        copy: True for a copy in any case, False to refuse one.
+
+    Raises:
+        TypeError: a dtype that is neither bool nor numeric.
+    """
+    if isinstance(data, Array):
+        moved = data if device is None else data.to(device)
+        changed = dtype is not None and np.dtype(dtype) != moved.dtype
+        if copy is False and (moved is not data or changed):
+            raise ValueError("Unable to avoid copy while creating an array as requested.")
+        if changed:
+            return moved.astype(dtype)
+        return moved.copy("K") if copy and moved is data else moved
+    if copy is False:
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    host = np.asarray(data, dtype)
+    lane = lane_of(device)
+    made: Array = issue.upload(host, lane, Array, user_site(2))
+    return made
+
+
+array = asarray
+
+
+def empty(shape: Any, dtype: Any = float, *, order: str = "C", device: Where = None) -> Array:
+    """An array whose elements are not set."""
+    return _make("empty", (), (_shape(shape), _dtype(dtype), order), device)
+
+
+def zeros(shape: Any, dtype: Any = float, *, order: str = "C", device: Where = None) -> Array:
+    """An array of zeros."""
+    return _make("zeros", (), (_shape(shape), _dtype(dtype), order), device)
+
+
+def ones(shape: Any, dtype: Any = float, *, order: str = "C", device: Where = None) -> Array:
+    """An array of ones."""
+    return _make("ones", (), (_shape(shape), _dtype(dtype), order), device)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, *, order: str = "C", device: Where = None) -> Array:
+    """An array whose elements all are `fill_value`."""
+    return _make("full", (fill_value,), (_shape(shape), _dtype(dtype), order), device)
+
+
+def _like(name: str, operands: tuple[Any, ...], like: Any, dtype: Any, shape: Any, device: Where) -> Array:
+    layout: Spec | np.ndarray[Any, Any] = like._spec if isinstance(like, Array) else np.asarray(like)
+    order: Any = "C"
+    if shape is None:
+        shape = layout.shape
+        if isinstance(layout, Spec):
+            order = like_order(layout)
+    wanted = _dtype(layout.dtype if dtype is None else dtype)
+    lane = _lane(like, device)
+    lane.session.check_open()
+    made: Array = call(BY_NAME[name], operands, (_shape(shape), wanted, order), lane=lane, cls=Array)
+    return made
+
+
+def empty_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Where = None) -> Array:
+    """An array of the shape, dtype and layout of `x`, its elements not set, on the device of `x`."""
+    return _like("empty", (), x, dtype, shape, device)
+
+
+def zeros_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Where = None) -> Array:
+    """As `empty_like`, of zeros."""
+    return _like("zeros", (), x, dtype, shape, device)
+
+
+def ones_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Where = None) -> Array:
+    """As `empty_like`, of ones."""
+    return _like("ones", (), x, dtype, shape, device)
+
+
+def full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Where = None) -> Array:
+    """As `empty_like`, all elements `fill_value`."""
+    return _like("full", (fill_value,), x, dtype, shape, device)
+
+
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, device: Where = None) -> Array:
+    """Evenly spaced numbers from `start` up to, not including, `stop`; `arange(n)` counts from 0."""
+    ends = tuple(scalar_ref(each) for each in (start, stop, step))
+    return _make("arange", (), (*ends, _dtype(dtype)), device)
+
+
+def linspace(
+    start: Any, stop: Any, num: int = 50, *, endpoint: bool = True, dtype: Any = None, device: Where = None
+) -> Array:
+    """`num` evenly spaced numbers from `start` to `stop`."""
+    return _make("linspace", (), (scalar_ref(start), scalar_ref(stop), int(num), bool(endpoint), _dtype(dtype)), device)
+
+
+def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = float, *, device: Where = None) -> Array:  # noqa: N803
+    """Ones on the k-th diagonal, zeros elsewhere."""
+    return _make("eye", (), (int(N), None if M is None else int(M), int(k), _dtype(dtype)), device)
+
+
+# -- elementwise
+
+
+def _elementwise(name: str) -> Callable[..., Any]:
+    operation = BY_NAME[name]
+    ufunc = getattr(np, name)
+
+    def function(*operands: Any, out: Array | None = None) -> Any:
+        if len(operands) != operation.inputs:
+            raise TypeError(f"{name}() takes {operation.inputs} arrays, {len(operands)} were given")
+        return _issue_elementwise(operation, operands, out)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"`numpy.{name}` on arrays of a device; numbers and NumPy arrays go there by themselves.\n\n" + (
+        (ufunc.__doc__ or "").partition("\n\n")[2].partition("\n\n")[0].strip()
+    )
+    return function
+
+
+def _issue_elementwise(operation: Any, operands: tuple[Any, ...], out: Array | None = None) -> Any:
+    lane = next((o._lane for o in (*operands, out) if isinstance(o, Handle)), None) or lane_of(None)
+    return call(operation, operands, into=out, lane=lane, cls=Array)
+
+
+for _operation in OPERATIONS:
+    if _operation.kind == "ufunc":
+        globals()[_operation.name] = _elementwise(_operation.name)
+
+abs = globals()["absolute"]
+conj = globals()["conjugate"]
+true_divide = globals()["divide"]
+mod = globals()["remainder"]
+pow = globals()["power"]
+
+
+def where(condition: Any, x: Any, y: Any) -> Array:
+    """Elements of `x` where the condition holds, of `y` elsewhere."""
+    return _make("where", (condition, x, y), (), None)
+
+
+def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Array:
+    """The elements, those below or above the bounds replaced by them."""
+    low, high = a_min if min is None else min, a_max if max is None else max
+    bounds = tuple(bound for bound in (low, high) if bound is not None)
+    return _make("clip", (a, *bounds), (low is not None, high is not None), None)
+
+
+def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
+    """The elements in another dtype."""
+    return asarray(x).astype(dtype, copy=copy)
+
+
+# -- reductions and shapes: the array's own methods
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def function(x: Any, *args: Any, **options: Any) -> Any:
+        return getattr(asarray(x), name)(*args, **options)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = getattr(Array, name).__doc__ or f"`numpy.{name}`, on an array of a device."
+    return function
+
+
+_METHODS = (
+    "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "round",
+    "reshape", "transpose", "swapaxes", "squeeze", "ravel", "copy", "dot",
+)  # fmt: skip
+for _name in _METHODS:
+    globals()[_name] = _method(_name)
+
+amax = globals()["max"]
+amin = globals()["min"]
+
+
+def _one(name: str, x: Any, *static: Any) -> Array:
+    return _make(name, (asarray(x),), static, None)
+
+
+def sort(x: Any, axis: int | None = -1) -> Array:
+    """A sorted copy along an axis."""
+    return _one("sort", x, axis)
+
+
+def argsort(x: Any, axis: int | None = -1) -> Array:
+    """The indices that would sort along an axis."""
+    return _one("argsort", x, axis)
+
+
+def tril(x: Any, k: int = 0) -> Array:
+    """The lower triangle."""
+    return _one("tril", x, k)
+
+
+def triu(x: Any, k: int = 0) -> Array:
+    """The upper triangle."""
+    return _one("triu", x, k)
+
+
+def expand_dims(x: Any, axis: Any) -> Array:
+    """A view with axes of extent 1 put in."""
+    from . import views
+
+    x = asarray(x)
+    return x._view(views.expand_dims(x._spec, x._offset, axis))
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Array:
+    """A view with axes moved."""
+    from . import views
+
+    x = asarray(x)
+    return x._view(views.moveaxis(x._spec, x._offset, source, destination))
+
+
+def broadcast_to(x: Any, shape: Any) -> Array:
+    """A read-only view of a larger shape."""
+    from . import views
+
+    x = asarray(x)
+    return x._view(views.broadcast_to(x._spec, x._offset, shape))
+
+
+def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:
+    """The arrays joined along an axis; all on one device."""
+    return _join("concatenate", arrays, axis, dtype)
+
+
+def stack(arrays: Sequence[Any], axis: int = 0, dtype: Any = None) -> Array:
+    """The arrays joined along a new axis; all on one device."""
+    return _join("stack", arrays, axis, dtype)
+
+
+concat = concatenate
+
+
+def _join(name: str, arrays: Any, axis: Any, dtype: Any) -> Array:
+    parts = list(arrays)
+    if not parts:
+        raise ValueError(f"need at least one array to {name}")
+    lane = next((part._lane for part in parts if isinstance(part, Handle)), None) or lane_of(None)
+    here = [part if isinstance(part, Handle) else asarray(part, device=lane.device) for part in parts]
+    made: Array = call(BY_NAME[name], tuple(here), (axis, _dtype(dtype)), lane=lane, cls=Array)
+    return made
+
+
+__all__ = [
+    name
+    for name in (*[o.name for o in OPERATIONS if o.kind == "ufunc"], *_METHODS,
+    "abs", "amax", "amin", "arange", "argsort", "array", "asarray", "astype", "broadcast_to", "clip", "concat",
+    "concatenate", "conj", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod", "moveaxis",
+    "ones", "ones_like", "pow", "sort", "stack", "tril", "triu", "true_divide", "where", "zeros", "zeros_like")
+]  # fmt: skip
+_ = Axis

@@ -1,0 +1,392 @@
+"""From the user's operation to an instruction in a lane: the path that every operation takes.
+
+`binary_method` makes the operators' methods, which are the hot path: one Python frame between the user and the
+batch. `call` is the general way, for everything else. Both find the result's spec in a table keyed on the operation
+and the operands' specs, which are compared by identity; only what the table lacks is inferred (`infer.py`).
+
+What the hot path leaves out, and why it may:
+- no tracking of hazards: a buffer lives on one worker, and order within a lane settles them (`tracker.py`);
+- no instruction number: it is the place in the batch;
+- no line number: the code object and the offset in it are kept, and resolved when somebody asks;
+- no check that the session is open: a closed or lost lane has the limit 0, so that `full` is called, which raises;
+- no encoding: the batch is encoded as a whole when it leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ..protocol.messages import ARRAYS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Ref
+from ..protocol.operations import BY_NAME, Operation
+from ..protocol.specs import Spec
+from ..protocol.specs import spec as spec_of
+from .failures import Site
+from .infer import GENERATOR, check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
+
+if TYPE_CHECKING:
+    from .session import Lane
+
+_FRAME: Final = sys._getframe
+_LIBRARIES: Final = (str(Path(__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep)
+BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves
+_KEPT: Final = 100_000
+ArrayLike = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
+
+_ours: dict[str, bool] = {}  # by file: is it Interlock's or NumPy's, so that the user's line is further out
+
+
+class Handle:
+    """What the user holds of an array: where it is, and what is known of it. Its elements are the worker's.
+
+    A view keeps the handle of its buffer alive; when that goes, its number is put on a list, and no more: a handle
+    may go in any thread, at any moment, the interpreter's end included.
+    """
+
+    __slots__ = ("__weakref__", "_base", "_lane", "_ref", "_spec")
+
+    _base: Handle | None  # of a view, the handle of its buffer
+    _lane: Lane
+    _ref: Ref
+    _spec: Spec
+
+    def __del__(self) -> None:
+        try:
+            if self._base is None:
+                self._lane.dropped.append(self._ref)
+        except AttributeError:
+            pass  # it was never made whole
+
+
+def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Spec, base: Handle | None = None) -> Any:
+    """A handle of class `cls`."""
+    made = cls.__new__(cls)
+    made._base = base
+    made._lane = lane
+    made._ref = ref
+    made._spec = spec
+    return made
+
+
+def _is_ours(file: str) -> bool:
+    found = _ours[file] = file.startswith(_LIBRARIES)
+    return found
+
+
+def user_site(depth: int = 2) -> Site:
+    """The user's line: the first frame outside this library, from `depth` frames up."""
+    frame: Any = _FRAME(depth)
+    while True:
+        code: CodeType = frame.f_code
+        file = code.co_filename
+        ours = _ours.get(file)
+        if not (_is_ours(file) if ours is None else ours) or frame.f_back is None:
+            return code, frame.f_lasti
+        frame = frame.f_back
+
+
+# -- the hot path -----------------------------------------------------------------------------------------------------
+
+# (operation, spec, spec or type of scalar) -> (code, spec of the result, its id, its bytes if it is big, low, high)
+_known: dict[tuple[Any, ...], tuple[int, Spec, int, int, int, int]] = {}
+
+
+def _learn(operation: Operation, key: tuple[Any, ...], operands: tuple[Any, ...], form: int) -> Any:
+    """Infer what the table lacks; None where a scalar is out of the range for which the bare value will do."""
+    specs, low, high = infer(operation, operands, ())
+    entry = (4 * operation.number + form, specs[0], specs[0].id, _weight(specs[0]), low, high)
+    if len(_known) >= _KEPT:
+        _known.clear()
+    _known[key] = entry
+    scalar = operands[1] if form == SCALAR_RIGHT else operands[0]
+    return entry if form == ARRAYS or type(scalar) is not int or low <= scalar <= high else None
+
+
+def _weight(spec: Spec) -> int:
+    return spec.nbytes if spec.nbytes >= BIG else 0
+
+
+def binary_method(name: str) -> Callable[[Any, Any], Any]:
+    """The method `left.__name__(right)` of a ufunc with two operands."""
+    operation = BY_NAME[name]
+    number = operation.number
+    known = _known
+    ours = _ours
+
+    def method(left: Any, right: Any) -> Any:
+        kind = type(right)
+        if kind is type(left):
+            key = (number, left._spec, right._spec)
+            ref = right._ref
+        elif kind is float or kind is int:
+            key = (number, left._spec, kind)
+            ref = right
+        else:
+            return _other(operation, left, right, reflected=False)
+        lane = left._lane
+        entry = known.get(key)
+        if entry is None or (kind is int and not entry[4] <= right <= entry[5]):
+            entry = _learn(operation, key, (left._spec, key[2] if kind is type(left) else right), ARRAYS if kind is type(left) else SCALAR_RIGHT)  # fmt: skip
+            if entry is None:
+                return call(operation, (left, right))
+        if kind is type(left) and right._lane is not lane:
+            raise _elsewhere(left, right)
+        code, spec, id, weight, _, _ = entry
+        frame = _FRAME(1)
+        site = frame.f_code
+        if ours.get(site.co_filename, True):
+            site, offset = user_site(2)
+        else:
+            offset = frame.f_lasti
+        out = lane.next_id()
+        with lane.lock:
+            if id not in lane.known:
+                lane.define(spec)
+            batch = lane.batch
+            batch.append((code, out, id, left._ref, ref))
+            lane.sites.append((site, offset))
+            if weight:
+                lane.heavy += weight
+                lane.limit = 0
+        made = kind.__new__(kind) if kind is type(left) else type(left).__new__(type(left))
+        made._base = None
+        made._lane = lane
+        made._ref = out
+        made._spec = spec
+        if len(batch) >= lane.limit:
+            lane.full()
+        return made
+
+    method.__name__ = method.__qualname__ = f"__{name}__"
+    return method
+
+
+def reflected_method(name: str) -> Callable[[Any, Any], Any]:
+    """The method `right.__rname__(left)`: the left operand is a number, or another kind of array."""
+    operation = BY_NAME[name]
+
+    def method(right: Any, left: Any) -> Any:
+        kind = type(left)
+        if kind is not float and kind is not int:
+            return _other(operation, right, left, reflected=True)
+        key = (operation.number, kind, right._spec)
+        entry = _known.get(key)
+        if entry is None or (kind is int and not entry[4] <= left <= entry[5]):
+            entry = _learn(operation, key, (left, right._spec), SCALAR_LEFT)
+            if entry is None:
+                return call(operation, (left, right))
+        code, spec, id, weight, _, _ = entry
+        lane = right._lane
+        site = user_site(2)
+        out = lane.next_id()
+        with lane.lock:
+            if id not in lane.known:
+                lane.define(spec)
+            lane.append((code, out, id, left, right._ref), site, weight)
+        made = handle(type(right), lane, out, spec)
+        if len(lane.batch) >= lane.limit:
+            lane.full()
+        return made
+
+    return method
+
+
+def unary_method(name: str) -> Callable[[Any], Any]:
+    """The method of a ufunc with one operand."""
+    operation = BY_NAME[name]
+
+    def method(array: Any) -> Any:
+        key = (operation.number, array._spec)
+        entry = _known.get(key)
+        if entry is None:
+            entry = _learn(operation, key, (array._spec,), ARRAYS)
+        code, spec, id, weight, _, _ = entry
+        lane = array._lane
+        site = user_site(2)
+        out = lane.next_id()
+        with lane.lock:
+            if id not in lane.known:
+                lane.define(spec)
+            lane.append((code, out, id, array._ref), site, weight)
+        made = handle(type(array), lane, out, spec)
+        if len(lane.batch) >= lane.limit:
+            lane.full()
+        return made
+
+    return method
+
+
+def inplace_method(name: str) -> Callable[[Any, Any], Any]:
+    """The method `left.__iname__(right)`."""
+    operation = BY_NAME[name]
+
+    def method(left: Any, right: Any) -> Any:
+        if not isinstance(right, (Handle, *ArrayLike)):
+            return NotImplemented
+        used = operation
+        if name == "power":
+            used = fast_power(left._spec.dtype, right) or operation
+        call(used, (left,) if used.inputs == 1 else (left, right), into=left)
+        return left
+
+    return method
+
+
+def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any:
+    if not isinstance(other, (Handle, *ArrayLike)):
+        return NotImplemented
+    return call(operation, (other, array) if reflected else (array, other))
+
+
+# -- the general way --------------------------------------------------------------------------------------------------
+
+_inferred: dict[tuple[Any, ...], Any] = {}
+
+
+def _typed(value: Any) -> Any:
+    """A key in which 1, 1.0 and True differ, whatever they are nested in."""
+    return (tuple, *map(_typed, value)) if type(value) is tuple else (type(value), value)
+
+
+def call(
+    operation: Operation,
+    operands: tuple[Any, ...],
+    static: tuple[Any, ...] = (),
+    into: Any = None,
+    lane: Lane | None = None,
+    cls: type[Any] | None = None,
+) -> Any:
+    """Issue an operation on arrays, numbers and NumPy arrays (these are copied to the others' device).
+
+    Args:
+        operation: a row of the table.
+        operands: as the user gave them.
+        static: as the table says.
+        into: an array that the result is written to, instead of a new one.
+        lane: where, if no operand says so.
+        cls: the class of the new arrays, if no operand says so.
+
+    Returns:
+        The new array, a tuple of them, `into`, or None.
+    """
+    for operand in (*operands, into):
+        if isinstance(operand, Handle):
+            if lane is None:
+                lane = operand._lane
+                first = operand
+                cls = cls or type(operand)
+            elif operand._lane is not lane:
+                raise _elsewhere(first, operand)
+            if cls is None or operand._spec is not GENERATOR:
+                cls = type(operand)
+    assert lane is not None
+    assert cls is not None
+    site = user_site(2)
+    given = tuple(_as_operand(operand, lane, cls, site) for operand in operands)
+    described = tuple(each._spec if isinstance(each, Handle) else each for each in given)
+    found = _infer(operation, described, static, None if into is None else into._spec)
+    specs = () if into is not None else found.specs
+    results = found.specs[0] if found.specs else described[0]
+    refs = tuple(
+        each._ref if isinstance(each, Handle) else _scalar_ref(operation, described, place, results, found)
+        for place, each in enumerate(given)
+    )
+    out = lane.next_id()
+    for _ in specs[1:]:
+        lane.next_id()  # outputs are numbered one after the other
+    with lane.lock:
+        if lane.lost is None:
+            for spec in specs:
+                lane.define(spec)
+        weight = sum(map(_weight, specs))
+        target = None if into is None else into._ref
+        lane.append(_instruction(operation, out, specs, refs, given, static, target), site, weight)
+    made = tuple(handle(cls, lane, out + place, spec) for place, spec in enumerate(specs))
+    if len(lane.batch) >= lane.limit:
+        lane.full()
+    return into if into is not None else made[0] if len(made) == 1 else made or None
+
+
+def _instruction(
+    operation: Operation,
+    out: int,
+    specs: tuple[Spec, ...],
+    refs: tuple[Any, ...],
+    given: tuple[Any, ...],
+    static: tuple[Any, ...],
+    into: Any,
+) -> tuple[Any, ...]:
+    """The shortest form that says it all."""
+    if operation.plain and into is None and all(isinstance(each, Handle) for each in given):
+        return (4 * operation.number + ARRAYS, out, specs[0].id, *refs)
+    return (4 * operation.number + GENERAL, out, tuple(spec.id for spec in specs), refs, static, into)
+
+
+def _infer(operation: Operation, described: tuple[Any, ...], static: tuple[Any, ...], target: Spec | None) -> Any:
+    parts = tuple(each if type(each) is Spec else weak_key(each) for each in described)
+    key = (operation.number, parts, _typed(static), target)
+    found = _inferred.get(key)
+    if found is None or not all(found.low <= each <= found.high for each in described if type(each) is int):
+        if target is None:
+            found = infer(operation, described, static)
+        else:
+            found = infer_into(operation, described, static, target)
+        if len(_inferred) >= _KEPT:
+            _inferred.clear()
+        _inferred[key] = found
+    return found
+
+
+def _scalar_ref(operation: Operation, described: tuple[Any, ...], place: int, result: Any, found: Any) -> Any:
+    value = described[place]
+    kind = type(value)
+    if kind is float or kind is bool or (kind is int and found.low <= value <= found.high):
+        return (value,)
+    return encode_scalar(operation, described, place, result)
+
+
+def _as_operand(value: Any, lane: Lane, cls: type[Any], site: Site) -> Any:
+    if isinstance(value, (Handle, bool, int, float, complex, np.generic)):
+        return value
+    array = np.asarray(value)
+    if array.ndim == 0 and array.dtype.kind in "biufc":
+        return array[()]
+    return upload(array, lane, cls, site)
+
+
+def upload(data: Any, lane: Lane, cls: type[Any], site: Site, order: str = "K") -> Any:
+    """A copy of NumPy's array on a worker; its dtype in native byte order, its axes in memory as `order` says."""
+    if not data.dtype.isnative:
+        data = data.astype(data.dtype.newbyteorder("="))
+    check_dtype(data.dtype)
+    layout = spec_of(data.shape, data.dtype, data.strides)
+    (spec,) = _infer(BY_NAME["copy"], (layout,), (order,), None).specs
+    session = lane.session
+    session.check_open()
+    return handle(cls, lane, session.upload(lane, data, spec, site), spec)
+
+
+def transfer(array: Any, target: Lane, site: Site) -> Any:
+    """An independent copy of the array on another worker."""
+    source = array._lane
+    session = source.session
+    if target.session is not session:
+        raise ValueError("the target device belongs to another session; read the array there and make a new one here")
+    session.check_open()
+    (spec,) = _infer(BY_NAME["copy"], (array._spec,), ("K",), None).specs
+    return handle(type(array), target, session.transfer(array._ref, source, target, spec, site), spec)
+
+
+def _elsewhere(left: Any, right: Any) -> ValueError:
+    a, b = left._lane, right._lane
+    if a.session is not b.session:
+        return ValueError("operands belong to different sessions: read one and make a new array in the other's session")
+    return ValueError(
+        f"operands are on different devices, {a.device} and {b.device}: move one with .to(), such as y.to('{a.device}')"
+    )

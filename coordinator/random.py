@@ -1,0 +1,108 @@
+"""Random numbers on a device: NumPy's Generator over PCG64, the same stream bit for bit for the same seed.
+
+The state is a buffer on the worker that each draw writes, so that draws keep their order like any other operation.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from ..protocol.operations import BY_NAME
+from .array import Array, _dtype
+from .client import lane_of
+from .infer import GENERATOR, scalar_ref, seed_words
+from .issue import Handle, call
+from .session import Device
+
+Size = int | tuple[int, ...] | None
+
+
+class _State(Handle):
+    """The handle of a generator's state."""
+
+    __slots__ = ()
+
+
+def default_rng(seed: Any = None, *, device: Device | str | None = None) -> Generator:
+    """A generator on a device, with the stream of `numpy.random.default_rng(seed)`.
+
+    Args:
+        seed: an int or a sequence of them; None for one that nobody knows.
+        device: where the numbers are drawn; None for the first device of the default session.
+    """
+    words = seed_words(secrets.randbits(128) if seed is None else seed)
+    lane = lane_of(device)
+    lane.session.check_open()
+    return Generator(call(BY_NAME["rng_new"], (), (words, ()), lane=lane, cls=_State))
+
+
+class Generator:
+    """Draws random arrays on one device. The methods are those of `numpy.random.Generator`."""
+
+    def __init__(self, state: Handle) -> None:
+        assert state._spec is GENERATOR
+        self._state = state
+
+    @property
+    def device(self) -> Device:
+        return self._state._lane.device
+
+    def _draw(self, name: str, operands: tuple[Any, ...], *static: Any) -> Array:
+        made: Array = call(BY_NAME[f"rng_{name}"], (self._state, *operands), static, cls=Array)
+        return made
+
+    def random(self, size: Size = None, dtype: Any = float) -> Array:
+        """Uniform floats in [0, 1)."""
+        return self._draw("random", (), _size(size), _dtype(dtype))
+
+    def standard_normal(self, size: Size = None, dtype: Any = float) -> Array:
+        """Normally distributed floats of mean 0 and deviation 1."""
+        return self._draw("standard_normal", (), _size(size), _dtype(dtype))
+
+    def standard_exponential(self, size: Size = None, dtype: Any = float) -> Array:
+        """Exponentially distributed floats of scale 1."""
+        return self._draw("standard_exponential", (), _size(size), _dtype(dtype))
+
+    def normal(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Array:
+        """Normally distributed float64."""
+        return self._draw("normal", (), scalar_ref(loc), scalar_ref(scale), _size(size))
+
+    def uniform(self, low: float = 0.0, high: float = 1.0, size: Size = None) -> Array:
+        """Uniform float64 in [low, high)."""
+        return self._draw("uniform", (), scalar_ref(low), scalar_ref(high), _size(size))
+
+    def exponential(self, scale: float = 1.0, size: Size = None) -> Array:
+        """Exponentially distributed float64."""
+        return self._draw("exponential", (), scalar_ref(scale), _size(size))
+
+    def poisson(self, lam: float = 1.0, size: Size = None) -> Array:
+        """Poisson-distributed int64."""
+        return self._draw("poisson", (), scalar_ref(lam), _size(size))
+
+    def integers(
+        self, low: int, high: int | None = None, size: Size = None, dtype: Any = "int64", endpoint: bool = False
+    ) -> Array:
+        """Uniform integers in [low, high), or in [0, low) if `high` is None; `endpoint` includes the upper end."""
+        high_ref = None if high is None else scalar_ref(high)
+        return self._draw("integers", (), scalar_ref(low), high_ref, _size(size), _dtype(dtype), bool(endpoint))
+
+    def permutation(self, x: Any, axis: int = 0) -> Array:
+        """The numbers below x in random order, if x is an int; else a shuffled copy of the array x."""
+        if isinstance(x, int):
+            return self._draw("permutation", (), x, axis)
+        return self._draw("permutation", (x,), None, axis)
+
+    def choice(self, a: Any, size: Size = None, replace: bool = True, axis: int = 0, shuffle: bool = True) -> Array:
+        """Elements of `a` (or of the numbers below the int `a`), all equally likely."""
+        if isinstance(a, int):
+            return self._draw("choice", (), a, _size(size), replace, axis, shuffle)
+        return self._draw("choice", (a,), None, _size(size), replace, axis, shuffle)
+
+    def shuffle(self, x: Array, axis: int = 0) -> None:
+        """Put the array in random order, in place."""
+        call(BY_NAME["rng_shuffle"], (self._state, x), (axis,), cls=Array)
+
+
+def _size(size: Size) -> Any:
+    return tuple(int(extent) for extent in size) if isinstance(size, (tuple, list)) else size

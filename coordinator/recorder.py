@@ -1,0 +1,89 @@
+"""Collects, while tracing, what was issued, what ran where, what was transferred, and what the frontend waited for.
+
+Holds raw facts as they come; `timeline.py` and `graph.py` make pictures of them afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ..protocol import messages as m
+from ..protocol.accesses import accesses, outputs
+from ..protocol.messages import CONTROLS, Control, Instruction
+from ..protocol.operations import BY_NUMBER
+from .events import Pending
+from .failures import Site, place
+from .timeline import Blocked, Issued, Moved, Ran
+
+if TYPE_CHECKING:
+    from .session import Lane
+
+_CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence")
+_STREAMS: Final = ("compute", "h2d", "d2h", "peer")
+_CREATING: Final = ("create", "sequence", "random")
+
+
+class Recorder:
+    """The records of one trace."""
+
+    def __init__(self, devices: list[str]) -> None:
+        self.devices = devices
+        self.started_ns = time.monotonic_ns()
+        self.ran: list[Ran] = []
+        self.moved: list[Moved] = []
+        self.blocks: list[Blocked] = []
+        self._raw: list[tuple[int, int, Instruction, Site | None, int, str]] = []
+        self._noted: dict[int, int] = {}  # per lane, the last instruction noted
+        self._last: dict[int, Pending] = {}
+
+    def begin(self, lane: int, first: int) -> None:
+        self._noted[lane] = first - 1
+
+    def note(self, lane: Lane) -> None:
+        """Record what was issued in this lane since the last time; the caller holds the session's lock."""
+        now = time.monotonic_ns()
+        noted = self._noted.get(lane.index, 0)
+        for n in range(max(noted + 1, lane.first), lane.first + len(lane.batch)):
+            instruction, site = lane.batch[n - lane.first], lane.sites[n - lane.first]
+            detail = ", ".join(f"{lane.known[id].dtype} {lane.known[id].shape}" for _, id in outputs(instruction))
+            self._raw.append((lane.index, n, instruction, site, now, detail))
+            self._noted[lane.index] = n
+
+    def traced(self, message: m.Traced) -> None:
+        """A worker's records came."""
+        lane = message.lane
+        self.ran.extend(Ran(lane, n, _STREAMS[stream], start, end) for n, stream, start, end in message.ran)
+        self.moved.extend(Moved(ticket, source, lane, *rest) for ticket, source, *rest in message.moved)
+        if message.last and lane in self._last:
+            self._last.pop(lane).happened(True)
+
+    def expect_last(self, lane: int) -> Pending:
+        """What happens when the lane's worker has sent its last record."""
+        pending = self._last[lane] = Pending(lane)
+        return pending
+
+    def blocked(self, what: str, site: Site | None, start_ns: int) -> None:
+        """The frontend waited."""
+        file, line, _ = place(site)
+        self.blocks.append(Blocked(what, file, line, start_ns, time.monotonic_ns()))
+
+    def issued(self) -> list[Issued]:
+        """What was issued, in order, for the pictures."""
+        return [self._issued(*raw) for raw in self._raw]
+
+    @staticmethod
+    def _issued(lane: int, n: int, instruction: Instruction, site: Site | None, at: int, detail: str) -> Issued:
+        code = instruction[0]
+        ticket: Any = None
+        if code < CONTROLS:
+            name = kind = _CONTROL_NAMES[code]
+            ticket = {Control.SEND: 2, Control.RECV: 3}.get(code)
+            ticket = None if ticket is None else instruction[ticket]
+            if kind == "fence":
+                kind = "read"
+        else:
+            operation = BY_NUMBER[code // 4]
+            name, kind = operation.name, "create" if operation.kind in _CREATING else "compute"
+        reads, writes = accesses(instruction)
+        return Issued(lane, n, name, kind, *place(site), at, reads, writes, ticket, detail)
