@@ -97,9 +97,7 @@ def infer_into(operation: Operation, operands: tuple[Operand, ...], static: Stat
     return Inferred((target,), *_int_range(operation, operands, result))
 
 
-def encode_scalar(
-    operation: Operation, operands: tuple[Operand, ...], position: int, result: Spec | None = None
-) -> Ref:
+def encode_scalar(operation: Operation, operands: tuple[Operand, ...], position: int, result: Spec = None) -> Ref:
     """The reference for the scalar at `position`: the worker computes with it what NumPy would with the user's own.
 
     To be called after `infer` accepted the operands. A bool, a float and an int of 64 bits travel bare.
@@ -117,14 +115,19 @@ def encode_scalar(
         return (bool(value) if isinstance(value, bool) else float(value),)
     if isinstance(value, int) and _LOW <= value <= _HIGH:
         return (int(value),)
-    dtype = _loop_dtypes(operation, operands)[position] if operation.kind == "ufunc" else None
-    if dtype is None:
-        dtype = np.asarray(value).dtype if result is None else result.dtype
-    if isinstance(value, int) and dtype.kind in "biu":
+    if operation.name == "where" and position == 0:
+        return (bool(value),)
+    dtype = _loop_dtypes(operation, operands)[position] if operation.kind == "ufunc" else result.dtype
+    if isinstance(value, complex) and dtype.kind != "c":
+        dtype = np.dtype(complex)  # the imaginary part is dropped by the worker, as by NumPy
+    if isinstance(value, int) and dtype.kind in "biu" and operation.name != "where":
         value, dtype = _fitting(operation, value, dtype)
     box = np.empty((), dtype)
     with np.errstate(all="ignore"):
-        box[()] = value
+        if operation.name == "where":  # which makes an array of it first, so that ints wrap
+            box[()] = np.asarray(value)
+        else:
+            box[()] = value
     return dtype.str, box.tobytes()
 
 
@@ -185,6 +188,12 @@ def like_order(spec: Spec) -> tuple[int, ...]:
     """The static value `order` with which `empty` and its kin make an array like this one (`empty_like`, order 'K')."""
     (copied,) = infer(BY_NAME["copy"], (spec,), ("K",)).specs
     return views.memory_order(copied)
+
+
+def ravel_axes(spec: Spec) -> tuple[int, ...]:
+    """The axes in the order in which `ravel(order='K')` walks: transposed so, a C-ordered copy becomes it by reshape."""
+    (walked,) = infer(BY_NAME["logical_not"], (spec,), ()).specs  # a ufunc walks likewise; this one takes any dtype
+    return views.memory_order(walked)
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:

@@ -328,6 +328,7 @@ class Session:
         self._welcomes: dict[int, Pending] = {}
         self._causes: dict[Root, tuple[Cause, Site | None, int]] = {}  # of failures, with the order of issue
         self._unread: dict[Root, None] = {}
+        self._raised: set[Root] = set()
         self._inherited: dict[tuple[int, int], Site | None] = {}
         self._identity = own_identity()
         self._arena = Arena(self.memory, self._identity)
@@ -610,6 +611,7 @@ class Session:
         root = tuple(root)
         with self.lock:
             self._unread.pop(root, None)
+            self._raised.add(root)  # should the report of it come later than this, as it may from another worker
             known = self._causes.get(root)
         if root[1] == 0:  # a lost worker's
             lost = self.lanes[root[0]].lost
@@ -678,7 +680,8 @@ class Session:
         if root == (message.lane, message.n):
             cause = Cause(message.kind, message.text, message.traceback, message.detail)
             self._causes[root] = cause, site, next(self._requests)
-            self._unread[root] = None
+            if root not in self._raised:
+                self._unread[root] = None
         else:
             self._inherited[message.lane, message.n] = site
 

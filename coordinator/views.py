@@ -200,7 +200,8 @@ def reshape(spec: Spec, offset: int, shape: int | Sequence[int], order: str = "C
 def ravel(spec: Spec, offset: int, order: str = "C") -> View | None:
     """The view that `array.ravel(order)` is; None if it needs a copy, as `array.flatten(order)` always does.
 
-    For the copy: operation `copy` with `ravel_order(spec, order)`, then a reshape to one axis in that order.
+    For the copy: operation `copy` with `ravel_order(spec, order)`, then a reshape to one axis in that order; with 'K'
+    a transposition to `ravel_axes` of infer, operation `copy` with 'C', then a reshape to one axis.
     """
     if order == "K":
         backwards = any(stride < 0 for stride, extent in zip(spec.strides, spec.shape, strict=True) if extent > 1)

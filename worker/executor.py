@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -73,7 +74,8 @@ class Executor:
         self.executed = 0  # the last instruction that came to be run or parked
         self.finished = 0  # the device has finished all up to here, but for what is parked
         self._reported = 0  # the last Completed
-        self._report = report
+        self._send_report = report
+        self._send_tell = tell
         self._report_every = max(window // 4, 1)
         self._board = Scoreboard()
         self._parked: dict[int, Instruction] = {}
@@ -81,8 +83,8 @@ class Executor:
         self._layouts: dict[int, Spec] = {}  # by id, all of them
         self._returns: list[Origin] = []
         self._store = Store(device, self._returns.append)
-        self._transfers = Transfers(device, lane, session, self._store, report, tell)
-        self._late: list[Message] = []  # failures found in the device's queue
+        self._transfers = Transfers(device, lane, session, self._store, self._report, self._tell)
+        self._late: deque[Message] = deque()  # failures not told yet; some are found on the device's threads
         self._ran: list[tuple[Any, ...]] | None = None  # records while tracing
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
@@ -213,8 +215,7 @@ class Executor:
             self.finished = self.executed
         elif mark and self.executed > self.finished:
             self.device.notify(self.device.record(COMPUTE), ("through", self.executed))
-        while self._late:
-            self._report(self._late.pop(0))
+        self._report_failures()
         if self._returns:
             self._transfers.give_back(self._returns)
             self._returns.clear()
@@ -231,6 +232,18 @@ class Executor:
             self._report(Completed(self.lane, through))
 
     # -- failures
+
+    def _report(self, message: Message) -> None:
+        self._report_failures()  # the session knows of a failure before it meets it
+        self._send_report(message)
+
+    def _tell(self, lane: int, message: Message) -> None:
+        self._report_failures()
+        self._send_tell(lane, message)
+
+    def _report_failures(self) -> None:
+        while self._late:
+            self._send_report(self._late.popleft())
 
     def _trouble(self, n: int, instruction: Instruction, error: Exception) -> None:
         """The instruction did not run: what it would have made or changed holds the reason instead."""

@@ -98,20 +98,20 @@ def _ufunc(operation: Operation, xp: Any) -> Kernel:
 
 
 _NO_OUT: Final = frozenset(("sort", "argsort", "tril", "triu", "where"))
-_HALF: Final = frozenset(("mean", "var", "std"))  # of float16: rounded once more when written into `out`
+_WIDER: Final = frozenset(("mean", "var", "std", "round"))  # compute wider than their results, and not when given `out`
 
 
 def _call(operation: Operation, xp: Any) -> Kernel:
     function = getattr(xp, operation.name)
     names = operation.static
     takes_out = operation.name not in _NO_OUT
-    rounds_half = operation.name in _HALF
+    wider = operation.name in _WIDER
 
     def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
         named = dict(zip(names, static, strict=True))
         if out is None:
             return xp.asarray(function(*operands, **named))
-        if takes_out and not (rounds_half and out.dtype.char == "e"):
+        if takes_out and not (wider and (out.dtype.kind not in "fc" or out.dtype.char == "e")):
             return function(*operands, **named, out=out)
         out[...] = function(*operands, **named)
         return out
@@ -208,7 +208,7 @@ def _create(operation: Operation, xp: Any) -> Kernel:
         elif name in _FILLS:
             out[...] = _FILLS[name]
         if name == "full":
-            out[...] = operands[0]
+            xp.copyto(out, operands[0], casting="unsafe")
         return out
 
     return run

@@ -114,7 +114,8 @@ def _filled(shape: list[int], dtype: np.dtype[Any], seed: int) -> np.ndarray[Any
     rng = np.random.default_rng(seed)
     if dtype.kind in "fc":
         values = rng.choice([-2.5, -1.0, -0.0, 0.5, 1.0, 1.7, 2.0, 3.3, np.inf, np.nan], shape)
-        return np.asarray(values + (1j * values[..., ::-1] if dtype.kind == "c" and shape else 0)).astype(dtype)
+        with np.errstate(all="ignore"):
+            return np.asarray(values + (1j * values[..., ::-1] if dtype.kind == "c" and shape else 0)).astype(dtype)
     return rng.integers(0, 6, shape).astype(dtype)  # not negative: powers of ints
 
 

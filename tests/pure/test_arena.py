@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from interlock.protocol.identity import Identity, alive, own_identity, same_host
 
 MIB = 1 << 20
 F4 = np.dtype("f4")
+FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # other tests may have left threads
 
 
 @pytest.fixture(params=["memfd", "shm"])
@@ -35,6 +36,28 @@ def named_segments() -> list[str]:
     return [name for name in os.listdir("/dev/shm") if f"-{os.getpid()}-" in name]
 
 
+def in_a_forked_child(say: Callable[[], str]) -> str:
+    """What a forked child has to say; it ends at once after that."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, say().encode())
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        told = file.read()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie until `collect`
+    return told
+
+
+def collect(pid: int) -> None:
+    os.waitpid(pid, 0)
+
+
 # --- identity
 
 
@@ -44,34 +67,28 @@ def test_this_process_is_alive_and_a_namesake_of_another_start_time_is_not() -> 
     assert not alive(own_identity()._replace(pid=0))
 
 
+@FORKS
 def test_an_identity_is_the_same_at_each_asking_and_new_in_a_forked_child() -> None:
     first = own_identity()
     assert own_identity() is first
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def compare() -> str:
         own = own_identity()
-        good = own.pid == os.getpid() and own.incarnation != first.incarnation and alive(own) and same_host(own, first)
-        os.write(writer, b"y" if good else b"n")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 1) == b"y"
-    os.close(reader)
-    os.close(writer)
+        new = own.pid == os.getpid() and own.incarnation != first.incarnation
+        return f"{own.pid} {new and alive(own) and same_host(own, first)}"
+
+    pid, good = in_a_forked_child(compare).split()
+    collect(int(pid))
+    assert good == "True"
 
 
+@FORKS
 def test_a_zombie_is_not_alive() -> None:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, repr(tuple(own_identity())).encode())
-        os._exit(0)
-    identity = Identity(*eval(os.read(reader, 4096)))
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has collected it
-    assert not alive(identity)
-    os.waitpid(child, 0)
-    os.close(reader)
-    os.close(writer)
+    told = in_a_forked_child(lambda: f"{os.getpid()} {own_identity().start_time} {alive(own_identity())}")
+    pid, start_time, was_alive = told.split()
+    assert was_alive == "True"
+    assert not alive(own_identity()._replace(pid=int(pid), start_time=int(start_time)))
+    collect(int(pid))
 
 
 def test_another_boot_namespace_or_user_is_another_host() -> None:
@@ -222,6 +239,19 @@ def test_a_free_segment_is_given_back_before_memory_is_refused() -> None:
     large = arena.allocate(55 * MIB)
     assert arena.reserved_bytes <= 100 * MIB
     assert large.nbytes == 55 * MIB
+    arena.close()
+
+
+def test_free_memory_of_two_segments_is_never_joined() -> None:
+    arena = Arena(4 * MIB, own_identity(), MIB)
+    first, second = arena.allocate(MIB), arena.allocate(3 * MIB)
+    arena.free(second)
+    kept = arena.allocate(MIB)  # what is free behind it starts at the offset at which the first segment ends
+    assert (kept.segment, kept.offset + kept.capacity) == (second.segment, first.offset + MIB)
+    arena.free(first)
+    with pytest.raises(OutOfDeviceMemory):
+        arena.allocate(5 * MIB // 2)
+    assert arena.allocate(2 * MIB).segment == kept.segment
     arena.close()
 
 
@@ -399,6 +429,19 @@ def test_what_was_given_back_is_refused_and_let_go(arena: Arena) -> None:
         mappings.attach(own_identity(), ticket)
 
 
+def test_a_segment_given_back_between_the_ticket_and_the_opening_is_refused() -> None:
+    arena = Arena(64 * MIB, own_identity(), MIB, kind="memfd")
+    block = arena.allocate(64)
+    kind, fd, *rest = arena.ticket(block)
+    assert isinstance(fd, int)
+    still_open = os.dup(fd)
+    arena.free(block)
+    arena.trim()
+    with pytest.raises(SegmentGone):
+        Mappings().attach(own_identity(), (kind, still_open, *rest))
+    os.close(still_open)
+
+
 def test_a_dead_owner_is_a_lost_peer(arena: Arena) -> None:
     with pytest.raises(PeerGone):
         Mappings().attach(dead_identity(), arena.ticket(arena.allocate(64)))
@@ -473,7 +516,7 @@ def test_a_descriptor_that_is_a_pipe_or_another_file_is_refused(tmp_path: os.Pat
     plain = os.open(os.path.join(tmp_path, "plain"), os.O_RDWR | os.O_CREAT)
     os.truncate(plain, 2 * PAGE)
     for fd in (reader, plain):
-        with pytest.raises(ImportFailed):
+        with pytest.raises(SegmentGone, match="not a segment"):
             Mappings().attach(own_identity(), ("memfd", fd, 2 * PAGE, bytes(16), PAGE, 64))
     for fd in (reader, writer, plain):
         os.close(fd)
@@ -503,26 +546,28 @@ def test_an_arena_that_is_dropped_leaves_nothing(arena: Arena) -> None:
     assert named_segments() == []
 
 
+@FORKS
 def test_a_forked_child_neither_allocates_nor_takes_anything_from_its_parent(arena: Arena) -> None:
     block = arena.allocate(1000)
     block.bytes[:] = 4
     ticket = arena.ticket(block)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def try_everything() -> str:
         try:
             arena.allocate(1000)
-        except InterlockError:
-            os.write(writer, b"refused")
-        arena.free(block)
-        arena.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 100) == b"refused"
+        except InterlockError as error:
+            arena.free(block)
+            arena.trim()
+            arena.close()
+            return f"{os.getpid()} refused: {error}"
+        return f"{os.getpid()} allowed"
+
+    pid, outcome = in_a_forked_child(try_everything).split(maxsplit=1)
+    collect(int(pid))
+    assert outcome.startswith("refused")
+    assert f"process {os.getpid()}" in outcome
     assert bytes(Mappings().attach(own_identity(), ticket)) == bytes([4]) * 1000
     arena.free(block)
-    os.close(reader)
-    os.close(writer)
 
 
 def test_sweeping_removes_only_what_a_dead_owner_of_this_namespace_left() -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...protocol.arena import Arena, Block
 from ...protocol.errors import DeviceLost, ImportFailed, InterlockError
 from ...protocol.identity import Identity
-from .base import REACHED_SLOT, Completion, DeviceInfo, Mark, Ticket, probe_pattern, refuse_calls
+from .base import REACHED_SLOT, Completion, Device, DeviceInfo, Mark, Ticket, probe_pattern, refuse_calls
 from .sharing import Borrowed, Exports, Loans, array_in, slot_of, stretch
 
 SLOTS: Final = 32
@@ -171,5 +171,5 @@ class HostDevice:
         raise DeviceLost(text) from None
 
 
-def open_device(index: int, limit_bytes: int, identity: Identity, options: Mapping[str, Any]) -> HostDevice:
+def open_device(index: int, limit_bytes: int, identity: Identity, options: Mapping[str, Any]) -> Device:
     return HostDevice(index, limit_bytes, identity, options)

@@ -31,6 +31,7 @@ from .base import (
     REACHED_SLOT,
     STREAMS,
     Completion,
+    Device,
     DeviceInfo,
     Mark,
     Ticket,
@@ -492,5 +493,5 @@ def _fail() -> None:
     raise RuntimeError("asked for by fault_at")
 
 
-def open_device(index: int, limit_bytes: int, identity: Identity, options: Mapping[str, Any]) -> SimDevice:
+def open_device(index: int, limit_bytes: int, identity: Identity, options: Mapping[str, Any]) -> Device:
     return SimDevice(index, limit_bytes, identity, options)
