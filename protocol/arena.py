@@ -432,6 +432,8 @@ class Mappings:
             self._open[owner.incarnation, nonce, writable] = root
         elif root.size != size:
             raise ImportFailed(f"a ticket of process {owner.pid} gives {size} bytes for a segment of {root.size}")
+        elif root[_GIVEN_BACK]:
+            raise SegmentGone(f"process {owner.pid} has given the segment back")
         return root[offset : offset + nbytes]
 
     def numbers(self, owner: Identity, nonce: bytes) -> tuple[int, int]:

@@ -124,7 +124,7 @@ class HostDevice:
         self._exports.release_import(buffer)
 
     def forget(self, owner: Identity) -> None:
-        self._exports.forget(owner)
+        self._loans.forget(owner)
 
     def export_slot(self, slot: int) -> Ticket:
         return self._exports.export_slot(slot, SLOTS, REACHED_SLOT)

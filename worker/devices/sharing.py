@@ -82,6 +82,7 @@ class Loans:
         for key in [key for key, users in self._out.items() if not users]:
             del self._out[key]
             self._mappings.drop(self._owners.pop(key), key[1])
+        self._mappings.trim()
 
     def close(self) -> None:
         self._mappings.close()
@@ -89,7 +90,7 @@ class Loans:
 
     @property
     def mapped(self) -> int:
-        return len(self._out)
+        return len(self._mappings)
 
     @property
     def idle(self) -> bool:
@@ -104,8 +105,7 @@ class Exports:
         self._identity: Final = identity
         self._loans: Final = loans
         self._exported: dict[tuple[int, int], Block] = {}  # by segment and offset, until retired
-        self._own: dict[int, int] = {}  # id of a local block -> how often it is imported here
-        self._generations: dict[tuple[int, int], int] = {}  # (incarnation, slab) of a peer -> the newest seen
+        self._own: dict[Block, int] = {}  # a local block -> how often it is imported here
         self._probe: Block | None = None
 
     def export(self, block: Block) -> Ticket:
@@ -131,39 +131,28 @@ class Exports:
             raise Stale(f"the ticket is of incarnation {incarnation} of process {owner.pid}, not {owner.incarnation}")
         if incarnation == self._identity.incarnation:
             return self._import_own(slab, generation, ticket)
-        newest = self._generations.get((incarnation, slab), 0)
-        if generation < newest:
-            raise Stale(f"the ticket is of generation {generation} of slab {slab}, which is at {newest}")
         try:
-            borrowed = self._loans.attach(owner, ticket[4:], (slab, generation))
+            return self._loans.attach(owner, ticket[4:], (slab, generation))
         except SegmentGone as error:
             raise Stale(f"slab {slab} of process {owner.pid}, generation {generation}: {error}") from error
-        self._generations[incarnation, slab] = generation
-        return borrowed
 
     def _import_own(self, slab: int, generation: int, ticket: Sequence[object]) -> Block:
         offset, nbytes = ticket[8:10]
         block = self._exported.get((slab, offset)) if isinstance(offset, int) else None
         if generation != self._generation(slab) or block is None or block.nbytes != nbytes:
             raise Stale(f"nothing is exported at {offset!r} of slab {slab}, generation {generation}, of this process")
-        self._own[id(block)] = self._own.get(id(block), 0) + 1
+        self._own[block] = self._own.get(block, 0) + 1
         return block
 
     def release_import(self, buffer: Block | Borrowed) -> None:
         if isinstance(buffer, Borrowed):
             self._loans.release(buffer)
             return
-        count = self._own.get(id(buffer), 0)
+        count = self._own.pop(buffer, 0)
         if count == 0:
             raise InterlockError(f"{buffer} is not imported, or was released before")
-        if count == 1:
-            del self._own[id(buffer)]
-        else:
-            self._own[id(buffer)] = count - 1
-
-    def forget(self, owner: Identity) -> None:
-        self._generations = {key: seen for key, seen in self._generations.items() if key[0] != owner.incarnation}
-        self._loans.forget(owner)
+        if count > 1:
+            self._own[buffer] = count - 1
 
     def export_slot(self, slot: int, slots: int, kind: str) -> Ticket:
         if not 0 <= slot < slots:
