@@ -191,7 +191,7 @@ def like_order(spec: Spec) -> tuple[int, ...]:
 
 
 def ravel_axes(spec: Spec) -> tuple[int, ...]:
-    """The axes in the order in which `ravel(order='K')` walks: transposed so, a C-ordered copy becomes it by reshape."""
+    """The axes in the order in which `ravel(order='K')` walks: transpose so, copy in order 'C', reshape to one axis."""
     (walked,) = infer(BY_NAME["logical_not"], (spec,), ()).specs  # a ufunc walks likewise; this one takes any dtype
     return views.memory_order(walked)
 
@@ -615,7 +615,8 @@ def _arange(start: Any, stop: Any, step: Any, dtype: Any) -> Spec:
         dtype = np.result_type(np.int64, *[np.asarray(each).dtype for each in given])
     if length * np.dtype(dtype).itemsize > _HIGH:
         np.arange(start, stop, step, dtype=dtype)  # NumPy refuses
-    return spec((length,), np.arange(min(length, 3), dtype=dtype).dtype)
+    first, step = (each.item() if isinstance(each, np.generic) else each for each in (start, step))
+    return spec((length,), np.arange(first, first + min(length, 3) * step, step, dtype=dtype).dtype)
 
 
 # -- random numbers ---------------------------------------------------------------------------------------------------

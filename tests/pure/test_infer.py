@@ -30,7 +30,7 @@ from interlock.worker.kernels import decode_operand
 from .numpy_calls import DTYPES, HUGE_INTS, INTS, Call, arrays, calls, elementwise, fresh, same_layout, shapes, specs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy warns about values; infer promises nothing about them
-few = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+few = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 rows = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda row: row.name)
 
 
