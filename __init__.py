@@ -20,7 +20,8 @@ __version__ = "0.1.0"
 _ERRORS = ("InterlockError", "WorkerLost", "OutOfDeviceMemory", "Cancelled", "ProtocolError", "DeviceLost")
 _CLIENT = ("connect", "synchronize", "default_session")
 _NUMPY = (
-    "pi", "e", "inf", "nan", "newaxis", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "pi", "e", "inf", "nan", "newaxis", "bool",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 _WHERE = {

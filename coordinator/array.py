@@ -17,7 +17,17 @@ from ..protocol.operations import BY_NAME
 from ..protocol.specs import Spec
 from . import issue, views
 from .infer import fast_power, like_order, scalar_ref
-from .issue import ArrayLike, Handle, binary_method, call, handle, inplace_method, reflected_method, unary_method, user_site
+from .issue import (
+    ArrayLike,
+    Handle,
+    binary_method,
+    call,
+    handle,
+    inplace_method,
+    reflected_method,
+    unary_method,
+    user_site,
+)
 from .session import Device
 
 Axis = int | tuple[int, ...] | None
@@ -116,7 +126,10 @@ class Array(Handle):
             if not arrived.done():
                 arrived.set_result(None)
 
-        pending.callback = lambda: loop.call_soon_threadsafe(tell)
+        def happened() -> None:  # on whatever thread receives
+            loop.call_soon_threadsafe(tell)
+
+        pending.callback = happened
         if not pending.done:
             await arrived
         return session.value(pending, self._spec)
@@ -219,11 +232,11 @@ class Array(Handle):
         return (self[i] for i in range(self._spec.shape[0]))
 
     @property
-    def T(self) -> Array:  # noqa: N802: ndarray's name
+    def T(self) -> Array:  # noqa: N802
         return self._view(views.transpose(self._spec, self._offset))
 
     @property
-    def mT(self) -> Array:  # noqa: N802: ndarray's name
+    def mT(self) -> Array:  # noqa: N802
         if self._spec.ndim < 2:
             raise ValueError("matrix transpose with ndim < 2 is undefined")
         return self.swapaxes(-1, -2)
@@ -279,7 +292,9 @@ class Array(Handle):
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Array:
         wanted = np.dtype(dtype)
         if not np.can_cast(self._spec.dtype, wanted, casting):  # type: ignore[arg-type]
-            raise TypeError(f"Cannot cast array data from {self.dtype!r} to {wanted!r} according to the rule '{casting}'")
+            raise TypeError(
+                f"Cannot cast array data from {self.dtype!r} to {wanted!r} according to the rule '{casting}'"
+            )
         if not copy and wanted == self._spec.dtype and order == "K":
             return self
         made: Array = call(BY_NAME["astype"], (self,), (wanted.newbyteorder("=").str, order))
@@ -349,7 +364,8 @@ class Array(Handle):
     def dot(self, other: Any) -> Array:
         if np.ndim(other) > 2 or self.ndim > 2:
             raise ValueError("dot of arrays with more than two axes is not supported: use matmul")
-        return self @ other if self.ndim and np.ndim(other) else self * other
+        made: Array = self @ other if self.ndim and np.ndim(other) else self * other
+        return made
 
     # -- operators
 
@@ -365,8 +381,8 @@ class Array(Handle):
     __xor__ = binary_method("bitwise_xor")
     __lshift__ = binary_method("left_shift")
     __rshift__ = binary_method("right_shift")
-    __eq__ = binary_method("equal")  # type: ignore[assignment]
-    __ne__ = binary_method("not_equal")  # type: ignore[assignment]
+    __eq__ = binary_method("equal")
+    __ne__ = binary_method("not_equal")
     __lt__ = binary_method("less")
     __le__ = binary_method("less_equal")
     __gt__ = binary_method("greater")

@@ -20,7 +20,6 @@ from ..protocol.supervision import ROSTER, parse_roster
 from . import workers
 from .session import Device, Lane, Session, close_all
 
-
 _default: Session | None = None
 _lock = threading.RLock()
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..protocol.operations import BY_NAME, OPERATIONS
 from ..protocol.specs import Spec
-from . import issue
-from .array import Array, Axis, _dtype
+from . import issue, views
+from .array import Array, _dtype
 from .client import lane_of
 from .infer import like_order, scalar_ref
 from .issue import Handle, call, user_site
@@ -44,7 +44,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def asarray(data: Any, dtype: Any = None, *, device: Where = None, copy: bool | None = None) -> Array:
-    """An array with these elements. NumPy data is copied before the call returns; changing it afterwards changes nothing.
+    """An array with these elements. NumPy data is copied before the call returns: changing it later changes nothing.
 
     Args:
         data: an array of Interlock's (itself is returned unless dtype, device or copy ask for another), or whatever
@@ -248,26 +248,20 @@ def triu(x: Any, k: int = 0) -> Array:
 
 def expand_dims(x: Any, axis: Any) -> Array:
     """A view with axes of extent 1 put in."""
-    from . import views
-
-    x = asarray(x)
-    return x._view(views.expand_dims(x._spec, x._offset, axis))
+    source = asarray(x)
+    return source._view(views.expand_dims(source._spec, source._offset, axis))
 
 
 def moveaxis(x: Any, source: Any, destination: Any) -> Array:
     """A view with axes moved."""
-    from . import views
-
-    x = asarray(x)
-    return x._view(views.moveaxis(x._spec, x._offset, source, destination))
+    array = asarray(x)
+    return array._view(views.moveaxis(array._spec, array._offset, source, destination))
 
 
 def broadcast_to(x: Any, shape: Any) -> Array:
     """A read-only view of a larger shape."""
-    from . import views
-
-    x = asarray(x)
-    return x._view(views.broadcast_to(x._spec, x._offset, shape))
+    source = asarray(x)
+    return source._view(views.broadcast_to(source._spec, source._offset, shape))
 
 
 def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:
@@ -294,10 +288,9 @@ def _join(name: str, arrays: Any, axis: Any, dtype: Any) -> Array:
 
 
 __all__ = [
-    name
-    for name in (*[o.name for o in OPERATIONS if o.kind == "ufunc"], *_METHODS,
+    *[operation.name for operation in OPERATIONS if operation.kind == "ufunc"], *_METHODS,
     "abs", "amax", "amin", "arange", "argsort", "array", "asarray", "astype", "broadcast_to", "clip", "concat",
-    "concatenate", "conj", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod", "moveaxis",
-    "ones", "ones_like", "pow", "sort", "stack", "tril", "triu", "true_divide", "where", "zeros", "zeros_like")
+    "concatenate", "conj", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod",
+    "moveaxis", "ones", "ones_like", "pow", "sort", "stack", "tril", "triu", "true_divide", "where", "zeros",
+    "zeros_like",
 ]  # fmt: skip
-_ = Axis

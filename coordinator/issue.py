@@ -59,14 +59,14 @@ class Handle:
     def __del__(self) -> None:
         try:
             if self._base is None:
-                self._lane.dropped.append(self._ref)
+                self._lane.dropped.append(self._ref)  # type: ignore[arg-type]  # a buffer's own handle has its number
         except AttributeError:
             pass  # it was never made whole
 
 
 def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Spec, base: Handle | None = None) -> Any:
     """A handle of class `cls`."""
-    made = cls.__new__(cls)
+    made: Any = object.__new__(cls)
     made._base = base
     made._lane = lane
     made._ref = ref
@@ -116,8 +116,7 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
     """The method `left.__name__(right)` of a ufunc with two operands."""
     operation = BY_NAME[name]
     number = operation.number
-    known = _known
-    ours = _ours
+    known, ours, new = _known, _ours, object.__new__
 
     def method(left: Any, right: Any) -> Any:
         kind = type(right)
@@ -132,7 +131,10 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
         lane = left._lane
         entry = known.get(key)
         if entry is None or (kind is int and not entry[4] <= right <= entry[5]):
-            entry = _learn(operation, key, (left._spec, key[2] if kind is type(left) else right), ARRAYS if kind is type(left) else SCALAR_RIGHT)  # fmt: skip
+            if kind is type(left):
+                entry = _learn(operation, key, (left._spec, right._spec), ARRAYS)
+            else:
+                entry = _learn(operation, key, (left._spec, right), SCALAR_RIGHT)
             if entry is None:
                 return call(operation, (left, right))
         if kind is type(left) and right._lane is not lane:
@@ -154,7 +156,7 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
             if weight:
                 lane.heavy += weight
                 lane.limit = 0
-        made = kind.__new__(kind) if kind is type(left) else type(left).__new__(type(left))
+        made = new(type(left))
         made._base = None
         made._lane = lane
         made._ref = out

@@ -15,7 +15,14 @@ from ..protocol.operations import BY_NAME
 from . import functions
 from .array import Array
 
-_REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_or": "any", "logical_and": "all"}
+_REDUCTIONS = {
+    "add": "sum",
+    "multiply": "prod",
+    "maximum": "max",
+    "minimum": "min",
+    "logical_or": "any",
+    "logical_and": "all",
+}
 
 
 def array_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -30,17 +37,26 @@ def array_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[
                 f"read the result, out[...] = np.asarray({ufunc.__name__}(...))"
             )
         return functions._issue_elementwise(operation, inputs, out[0])
-    if method == "reduce" and ufunc.__name__ in _REDUCTIONS and out[0] is None and set(options) <= {"axis", "keepdims", "dtype"}:
+    if (
+        method == "reduce"
+        and ufunc.__name__ in _REDUCTIONS
+        and out[0] is None
+        and set(options) <= {"axis", "keepdims", "dtype"}
+    ):
         return getattr(inputs[0], _REDUCTIONS[ufunc.__name__])(**{"axis": 0, **options})
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     extra = f" with {', '.join(options)}" if options else ""
-    raise TypeError(f"numpy.{name}{extra} is not supported on Interlock's arrays; read the elements first: np.asarray(x)")
+    raise TypeError(
+        f"numpy.{name}{extra} is not supported on Interlock's arrays; read the elements first: np.asarray(x)"
+    )
 
 
 def _is_default(name: str, value: Any) -> bool:
-    return (name, value) in (("where", True), ("casting", "same_kind"), ("order", "K"), ("subok", True)) or (
-        value is None and name == "dtype"
-    ) or (name == "keepdims" and value is False)
+    return (
+        (name, value) in (("where", True), ("casting", "same_kind"), ("order", "K"), ("subok", True))
+        or (value is None and name == "dtype")
+        or (name == "keepdims" and value is False)
+    )
 
 
 def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,14 +67,16 @@ def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         raise TypeError(
             f"numpy.{name} is not supported on Interlock's arrays; read the elements first: np.{name}(np.asarray(x))"
         )
-    kwargs = {key: value for key, value in kwargs.items() if value is not np._NoValue}  # type: ignore[attr-defined]
+    kwargs = {key: value for key, value in kwargs.items() if value is not np._NoValue}
     return ours(*args, **kwargs)
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(np, name): getattr(functions, name)
     for name in functions.__all__
-    if name not in ("asarray", "array") and callable(getattr(np, name, None)) and not isinstance(getattr(np, name), np.ufunc)
+    if name not in ("asarray", "array")
+    and callable(getattr(np, name, None))
+    and not isinstance(getattr(np, name), np.ufunc)
 }
 _FUNCTIONS[np.shape] = lambda x: x.shape
 _FUNCTIONS[np.ndim] = lambda x: x.ndim

@@ -229,7 +229,7 @@ class Lane:
 
 
 class GatedLane(Lane):
-    """A lane under gate="coordinator": each instruction is held here, and the lane with it, until its waits are over."""
+    """A lane under gate="coordinator": an instruction is held here, and the lane with it, until its waits are over."""
 
     def __init__(self, session: Session, index: int, worker: workers.Adopted, name: bytes) -> None:
         super().__init__(session, index, worker, name)
@@ -359,7 +359,13 @@ class Session:
             options = {"memory": self.memory, "window": self.window, "progress": progress}
             self._welcomes[lane.index] = Pending(lane.index)
             hello = m.Hello(
-                m.PROTOCOL_VERSION, table_hash(), self.id, tuple(self._identity), lane.index, self._events.endpoint, options
+                m.PROTOCOL_VERSION,
+                table_hash(),
+                self.id,
+                tuple(self._identity),
+                lane.index,
+                self._events.endpoint,
+                options,
             )
             lane.send(hello)
             if same_host(lane.worker.identity, self._identity):
@@ -368,7 +374,9 @@ class Session:
         for lane in self.lanes:
             pending = self._welcomes[lane.index]
             if not self.receiver.wait(pending, HELLO_S):
-                raise InterlockError(f"the worker of {lane.device} at {lane.worker.endpoint} did not answer in {HELLO_S:.0f} s")
+                raise InterlockError(
+                    f"the worker of {lane.device} at {lane.worker.endpoint} did not answer in {HELLO_S:.0f} s"
+                )
             if isinstance(pending.fact, Exception):
                 raise pending.fact
             info[lane.index] = pending.fact
@@ -517,7 +525,9 @@ class Session:
 
     # -- reading
 
-    def read(self, lane: Lane, ref: Ref, spec: Spec, site: Site | None, timeout: float | None = None) -> np.ndarray[Any, Any]:
+    def read(
+        self, lane: Lane, ref: Ref, spec: Spec, site: Site | None, timeout: float | None = None
+    ) -> np.ndarray[Any, Any]:
         """The elements of an array, the caller's own, writable.
 
         Raises:
@@ -559,7 +569,7 @@ class Session:
         return array
 
     def synchronize(self, timeout: float | None = None, raising: bool = True) -> None:
-        """Wait until everything issued has finished; raise the earliest failure nobody has read, the others as notes."""
+        """Wait until all that was issued has finished; raise the earliest failure nobody has read, the others as notes."""
         self.check_open()
         started = time.monotonic_ns()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -616,7 +626,9 @@ class Session:
         if root[1] == 0:  # a lost worker's
             lost = self.lanes[root[0]].lost
             return WorkerLost(*lost.args) if lost is not None else WorkerLost(text)
-        cause, site = known[:2] if known is not None else (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
+        cause, site = (
+            known[:2] if known is not None else (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
+        )
         return self._exception(root, cause, site, path)
 
     def _exception(self, root: Root, cause: Cause, site: Site | None, path: Sequence[Any]) -> Exception:

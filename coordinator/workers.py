@@ -75,7 +75,8 @@ class Process:
         ready, tell_ready = os.pipe2(os.O_CLOEXEC)
         command = [
             sys.executable, "-P", "-m", "interlock.worker", "--device", device, "--name", name, "--folder", str(folder),
-            "--memory", str(memory), "--owner-fd", str(owned), "--ready-fd", str(tell_ready), "--options", json.dumps(options),
+            "--memory", str(memory), "--owner-fd", str(owned), "--ready-fd", str(tell_ready),
+            "--options", json.dumps(options),
         ]  # fmt: skip
         threads = str(max(cores() // max(cpu_workers, 1), 1))
         environment = {**os.environ, **dict.fromkeys(_BLAS, threads)}

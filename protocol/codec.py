@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from .errors import ProtocolError
 from .messages import TAGS, Message, Shape

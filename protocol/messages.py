@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import types
 import typing
-from typing import Any, ClassVar, Final, NamedTuple, Union
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, Union
 
 PROTOCOL_VERSION: Final = 1
 
 # A reference to an operand: a buffer's id; a view (buffer, offset, shape, strides, dtype); a plain scalar (value,);
 # a typed constant (dtype, bytes). Offsets and strides are bytes, dtypes are NumPy's `dtype.str`.
-Ref = Union[int, tuple[Any, ...]]
-Instruction = tuple[Any, ...]
+Ref: TypeAlias = int | tuple[Any, ...]
+Instruction: TypeAlias = tuple[Any, ...]
 
 
 class Control:

@@ -53,7 +53,9 @@ def runtime_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} must belong to user {os.getuid()} alone (mode 0700); remove it or mend its mode")
+        raise PermissionError(
+            f"{folder} must belong to user {os.getuid()} alone (mode 0700); remove it or mend its mode"
+        )
     return folder
 
 
@@ -139,7 +141,7 @@ class Events:
         self._socket = _socket(zmq.PULL)
         self._socket.bind(endpoint)
         self._socket.bind(inproc)
-        self.fd: int = self._socket.getsockopt(zmq.FD)  # readable at least once after messages came: drain fully
+        self.fd = int(self._socket.getsockopt(zmq.FD))  # readable at least once after messages came: drain fully
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         """The next message, waiting for it; None when the time is over. Ctrl-C interrupts."""

@@ -27,6 +27,9 @@ def parse_roster(answer: bytes) -> list[tuple[str, str, tuple[Any, ...]]]:
         ProtocolError: it is no such answer.
     """
     try:
-        return [(str(device), str(endpoint), tuple(identity)) for device, endpoint, identity in json.loads(answer)["workers"]]
+        return [
+            (str(device), str(endpoint), tuple(identity))
+            for device, endpoint, identity in json.loads(answer)["workers"]
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"not a launcher's answer ({error})") from None

@@ -15,7 +15,9 @@ from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m interlock.worker", description="One worker; see `interlock worker`.")
+    parser = argparse.ArgumentParser(
+        prog="python -m interlock.worker", description="One worker; see `interlock worker`."
+    )
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--folder", required=True, type=Path)

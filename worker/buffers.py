@@ -92,7 +92,9 @@ class Store:
     def create(self, buffer: int, spec: Spec) -> Any:
         """A new array, its elements undefined, in memory that can be lent when it is large or not the host's."""
         if self.device.inline and spec.nbytes < SMALL:
-            array = np.ndarray(spec.shape, spec.dtype, strides=spec.strides, buffer=np.empty(max(spec.nbytes, 1), np.uint8))
+            array = np.ndarray(
+                spec.shape, spec.dtype, strides=spec.strides, buffer=np.empty(max(spec.nbytes, 1), np.uint8)
+            )
         else:
             memory = Memory(self.device.alloc(spec.nbytes))
             array = self.device.view(memory.block, spec.shape, spec.dtype, 0, spec.strides)

@@ -68,7 +68,7 @@ class Executor:
         tell: Callable[[int, Message], None],
         window: int,
     ) -> None:
-        """`report` sends to the session, `tell` to the worker of another lane; `window` instructions may be on the way."""
+        """`report` sends to the session, `tell` to another lane's worker; `window` instructions may be on the way."""
         self.lane = lane
         self.device = device
         self.executed = 0  # the last instruction that came to be run or parked
@@ -95,7 +95,7 @@ class Executor:
     def batch(self, batch: Batch, interrupt: Callable[[], None]) -> None:
         """Run or park the instructions of a batch.
 
-        `interrupt` is called before those that come while others are parked, to take in tickets that have come meanwhile.
+        `interrupt` is called before those that come while others are parked: tickets may have come meanwhile.
         """
         if batch.specs:
             self._learn(batch.specs)
@@ -126,7 +126,7 @@ class Executor:
         self._transfers.given_back(loans, by)
 
     def introduce(self, lane: int, owner: Identity, direct: bool) -> None:
-        """Whose memory the tickets of a lane name (-1: the frontend); `direct`: it can read this device's memory itself."""
+        """Whose memory the tickets of a lane name (-1: the frontend's); `direct`: it reads this device's memory itself."""
         self._transfers.owners[lane] = owner
         if direct:
             self._transfers.direct.add(lane)
@@ -306,7 +306,9 @@ class Executor:
         return f"{BY_NUMBER[code // 4].name}({', '.join(operands)})"
 
     def _tell_failed(self, n: int, failure: Failure) -> None:
-        self._late.append(Failed(self.lane, n, failure.root, failure.kind, failure.text, failure.traceback, failure.detail))
+        self._late.append(
+            Failed(self.lane, n, failure.root, failure.kind, failure.text, failure.traceback, failure.detail)
+        )
 
     # -- handlers
 

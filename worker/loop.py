@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from ..protocol.identity import Identity, own_identity, same_host
 from ..protocol.messages import Message
 from ..protocol.operations import table_hash
 from ..protocol.sockets import Inbox, Outlet, ipc, remove_folder
+from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
-from ..protocol.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,11 @@ class Worker:
         self._stopping = False
         self.inbox = Inbox(ipc(config.folder, config.name), f"inproc://{config.name}-{self.identity.incarnation}")
         # Proves that the device is there before anyone relies on it; each session opens its own.
-        open_device(kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options).close()
+        open_device(
+            kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options
+        ).close()
         self._watch = Watch(self._tell_lost, config.owner_fd, self._orphaned)
-        self._handlers = {
+        self._handlers: dict[type[Any], Callable[[bytes, Any], None]] = {
             m.Hello: self._hello,
             m.Peers: self._introduce,
             m.Batch: self._queue,
@@ -208,7 +210,9 @@ class Worker:
             events.close()
             return
         session = Session(events, hello.lane)
-        executor = Executor(device, hello.lane, hello.session, session.report, session.tell, options.get("window", 1024))
+        executor = Executor(
+            device, hello.lane, hello.session, session.report, session.tell, options.get("window", 1024)
+        )
         executor.introduce(-1, owner, direct=False)
         session.executor = executor
         if device.completion_fd is not None:

@@ -239,7 +239,7 @@ class Transfers:
 
     # -- what the device has reached
 
-    def reached(self, token: tuple[Any, ...], error: Exception | None) -> None:
+    def reached(self, token: tuple[Any, ...], error: BaseException | None) -> None:
         """A mark set here was reached: go on with what waited for it."""
         self._copying -= 1
         if error is not None:
@@ -316,7 +316,9 @@ class Transfers:
     def peer_gone(self, lane: int, reason: str) -> None:
         """The worker is lost: its loans are over, and what it had sent and nobody received is an error."""
         self._gone[lane] = reason
-        for ticket in [t for t, message in self._tickets.items() if message.source == lane and message.place is not None]:
+        for ticket in [
+            t for t, message in self._tickets.items() if message.source == lane and message.place is not None
+        ]:
             if type(self._tickets[ticket].place) is tuple:  # it names memory of the dead; bytes are good
                 failure = Failure((lane, 0), "WorkerLost", reason, "", "", ())
                 self._tickets[ticket] = self._tickets[ticket]._replace(place=None, failure=tuple(failure))
@@ -351,7 +353,7 @@ def memory_order(array: Any) -> tuple[int, ...]:
 
 
 def packed(array: Any) -> Any:
-    """The elements in memory order: C-contiguous, its axes those of `memory_order`. A copy only where there are gaps."""
+    """The elements in memory order: C-contiguous, the axes those of `memory_order`. A copy where there are gaps."""
     if array.flags.c_contiguous:
         return array
     return np.ascontiguousarray(array.transpose(memory_order(array)))

@@ -1,0 +1,50 @@
+# make train   set up and run the main job: train the two-layer MLP over one CPU worker and two device workers
+# make test    set up and pass the tests, what CI runs
+# make lint    ruff, mypy, import-linter (the tests run them as well)
+# make bench   the figures of the hot path, as ratios to NumPy measured in the same run
+# make clean   remove what these made
+#
+# Everything goes into .venv. PYTHON=python3.12 chooses another interpreter (3.11 or newer);
+# TRAIN="--devices cpu:0,sim:0,sim:1" and TEST="tests/pure -k views" pass options on.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+TRAIN ?=
+TEST ?=
+
+.PHONY: train test lint bench clean
+
+train: $(VENV)/with-examples
+	$(VENV)/bin/python examples/mlp.py $(TRAIN)
+
+test: $(VENV)/with-tests build/types
+	$(VENV)/bin/python -m pytest $(TEST)
+
+lint: $(VENV)/with-tests build/types
+	$(VENV)/bin/python -m pytest tests/pure/test_style.py
+
+bench: $(VENV)/with-examples
+	$(VENV)/bin/python benchmarks/issue.py
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Interlock needs Python 3.11 or newer with venv: install one, or say PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/with-examples: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable '.[examples]'
+	@touch $@
+
+$(VENV)/with-tests: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable '.[examples,test,lint]'
+	@touch $@
+
+# An editable install goes through an import hook that type checkers do not see: this is the package as they see it.
+build/types: pyproject.toml
+	@mkdir -p build/types/interlock
+	@for part in __init__.py py.typed protocol coordinator worker deploy; do ln -sfn ../../../$$part build/types/interlock/$$part; done
+	@touch build/types
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
