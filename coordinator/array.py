@@ -222,7 +222,7 @@ class Array(Handle):
             return
         if target.shape == self._spec.shape and target._spec is self._spec and self._base is None:
             target = self  # all of it: the old elements need not be kept
-        if isinstance(value, Array) and value._ref == target._ref:
+        if isinstance(value, Array) and value._ref == target._ref and value._lane is target._lane:
             return  # x[i] += y ends by assigning x[i] to itself
         call(BY_NAME["assign"], (target, value))
 

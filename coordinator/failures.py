@@ -88,6 +88,14 @@ def worker_lost(device: str, reason: str, site: Site | None = None) -> WorkerLos
     return made
 
 
+def again(error: Exception) -> Exception:
+    """The same error, to be raised another time without what the first raising left on it."""
+    made = type(error)(*error.args)
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    return made
+
+
 def unread(count: int, first: list[Any]) -> str:
     """The warning at a session's end about failures that no read ever raised."""
     lines = [f"{count} failed operation{'s' if count > 1 else ''} whose error nobody read:"]

@@ -44,7 +44,8 @@ HEAVY: Final = 256 * 1024  # bytes of results in a batch, beyond which the worke
 KNOWN: Final = 50_000  # specs that a worker is made to remember
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
-FOREVER: Final = 1 << 62
+ROOM: Final = 0.75  # of the window: who has waited for room goes on when no more than this is on the way
+FORKED: Final = "this is a forked child of the program that made the session: connect again here"
 _BATCH_TAG: Final = m.TAGS[m.Batch]
 
 
@@ -96,6 +97,7 @@ class Lane:
         self.log: deque[tuple[int, list[Site | None]]] = deque()  # sites of what was sent and is not completed
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
+        self.credit: Pending | None = None  # of those who wait for room in the window
         self._bytes_sent = 0
         self._bytes_done = 0
         self._pack = packer()
@@ -122,8 +124,10 @@ class Lane:
         """The batch has grown to its limit: send it, or wait for more. Called without the lock; may wait for credit."""
         with self.lock:
             if self.lost is not None:
-                error = self._refuse()
-                raise error
+                self.batch.clear()
+                self.sites.clear()
+                self.dropped.clear()
+                raise failures.again(self.lost)
             recorder = self.session.recorder
             if recorder is not None:
                 recorder.note(self)
@@ -133,15 +137,9 @@ class Lane:
                 self.limit = len(self.batch) + STEP if recorder is None else 0
                 self.session.receiver.wake()
                 return
-        if not self.in_window():
+            room = self.in_window()
+        if not room:
             self.session.await_credit(self)
-
-    def _refuse(self) -> Exception:
-        self.batch.clear()
-        self.sites.clear()
-        self.dropped.clear()
-        assert self.lost is not None
-        return type(self.lost)(*self.lost.args)
 
     def flush(self) -> None:
         """Send what was issued, and the buffers that were dropped. The caller holds the lock."""
@@ -193,13 +191,16 @@ class Lane:
         """The worker has nothing more to do."""
         return self.through() >= self.first - 1
 
-    def in_window(self) -> bool:
-        """Fewer instructions, and fewer bytes of results, are on the way than the window allows."""
+    def in_window(self, share: float = 1.0) -> bool:
+        """Fewer instructions, and fewer bytes of results, are on the way than (this share of) the window allows."""
         through = self.through()
         while self.bytes and self.bytes[0][0] <= through:
             self._bytes_done = self.bytes.popleft()[1]
         session = self.session
-        return self.first - 1 - through < session.window and self._bytes_sent - self._bytes_done < session.window_bytes
+        return (
+            self.first - 1 - through < session.window * share
+            and self._bytes_sent - self._bytes_done < session.window_bytes * share
+        )
 
     def unfinished(self) -> bool:
         return bool(self.batch or self.dropped) or self.completed < self.first - 1
@@ -426,7 +427,7 @@ class Session:
     def check_open(self) -> None:
         """Raise if the session is closed, or if this process is a fork of the one that made it."""
         if os.getpid() != self._pid:
-            raise InterlockError("this is a forked child of the program that made the session: connect again here")
+            raise InterlockError(FORKED)
         if self.closed:
             raise InterlockError("the session is closed")
 
@@ -436,12 +437,14 @@ class Session:
             lane.flush()
 
     def await_credit(self, lane: Lane) -> None:
-        """Wait until the lane's window has room again: until three quarters of it are in use."""
+        """Wait until the lane's window has room again: until at most three quarters of it are in use."""
         started = time.monotonic_ns()
-        while not lane.in_window() and lane.lost is None and not self.closed:
+        while True:
             with self.lock:
-                self.flush()
-            pending = self._ask(lane, None)
+                if lane.lost is not None or lane.in_window(ROOM):
+                    break
+                self.flush()  # all lanes: what this one waits for may be unsent in another
+                pending = lane.credit = lane.credit or Pending(lane.index)
             self.receiver.wait(pending)
         self._note_blocked("credit", started)
 
@@ -452,7 +455,7 @@ class Session:
         with self.lock:
             self.check_open()
             if lane.lost is not None:
-                pending.happened(type(lane.lost)(*lane.lost.args))
+                pending.happened(failures.again(lane.lost))
                 return pending
             self._pending[request] = pending
             lane.append((Control.FENCE, request) if ref is None else (Control.READ, ref, request), site)
@@ -466,7 +469,7 @@ class Session:
         with self.lock:
             for lane in (source, target):
                 if lane.lost is not None:
-                    raise type(lane.lost)(*lane.lost.args)
+                    raise failures.again(lane.lost)
             target.define(spec)
             send = (Control.SEND, ref, ticket, target.index)
             recv = (Control.RECV, buffer, spec.id, ticket, source.index)
@@ -501,7 +504,7 @@ class Session:
             place = ("host", number, 0, self._arena.ticket(block))
         with self.lock:
             if lane.lost is not None:
-                raise type(lane.lost)(*lane.lost.args)
+                raise failures.again(lane.lost)
             if type(place) is tuple:
                 self._uploads[place[1]] = block
             lane.define(spec)
@@ -558,18 +561,20 @@ class Session:
         strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
         place = fact.place
         if type(place) is bytes:
-            array = np.ndarray(spec.shape, spec.dtype, bytearray(place or b"\0" * spec.dtype.itemsize), 0, strides)
-            return array if array.flags.owndata else array.copy(order="K")
+            return np.ndarray(spec.shape, spec.dtype, bytearray(place or bytes(spec.dtype.itemsize)), 0, strides).copy(
+                "K"
+            )
         _, loan, offset, ticket = place
         lane = self.lanes[pending.lane]
-        memory = self._mappings.attach(lane.worker.identity, ticket)
+        with self.lock:
+            memory = self._mappings.attach(lane.worker.identity, ticket)
         array = np.ndarray(spec.shape, spec.dtype, memory, offset, strides).copy(order="K")
         with self.lock:
             lane.send(m.Returned((loan,)))
         return array
 
     def synchronize(self, timeout: float | None = None, raising: bool = True) -> None:
-        """Wait until all that was issued has finished; raise the earliest failure nobody has read, the others as notes."""
+        """Wait until all that was issued has finished; raise the earliest unread failure, with the others as notes."""
         self.check_open()
         started = time.monotonic_ns()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -585,7 +590,7 @@ class Session:
         errors = self._take_unread()
         lost = [lane.lost for lane in self.lanes if lane.lost is not None]
         if not errors and lost:
-            raise type(lost[0])(*lost[0].args)
+            raise failures.again(lost[0])
         if errors:
             first, *others = errors
             for other in others[:10]:
@@ -625,7 +630,7 @@ class Session:
             known = self._causes.get(root)
         if root[1] == 0:  # a lost worker's
             lost = self.lanes[root[0]].lost
-            return WorkerLost(*lost.args) if lost is not None else WorkerLost(text)
+            return failures.again(lost) if lost is not None else WorkerLost(text)
         cause, site = (
             known[:2] if known is not None else (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
         )
@@ -638,8 +643,13 @@ class Session:
     # -- what comes
 
     def _handle(self, data: bytes) -> None:
-        message = decode(data)
+        try:
+            message = decode(data)
+        except ProtocolError:
+            return  # not of one of ours
         with self.lock:
+            if not 0 <= getattr(message, "lane", 0) < len(self.lanes):
+                return
             match message:
                 case m.Value():
                     pending = self._pending.pop(message.request, None)
@@ -671,10 +681,17 @@ class Session:
             pending.happened(fact)
 
     def _completed(self, index: int, through: int) -> None:
-        self.lanes[index].note_completed(through)
+        lane = self.lanes[index]
+        lane.note_completed(through)
+        self._give_credit(lane)
         if self._gated:
             self.hazards.completed(index, through)
             self._send_released(self.gate.completed(index, through))
+
+    def _give_credit(self, lane: Lane) -> None:
+        if lane.credit is not None and (lane.lost is not None or lane.in_window(ROOM)):
+            lane.credit.happened(True)
+            lane.credit = None
 
     def _send_released(self, released: list[tuple[int, int]]) -> None:
         for index, _ in released:
@@ -714,11 +731,12 @@ class Session:
             reason += self._processes[index].last_words()
         error = failures.worker_lost(str(lane.device), reason, lane.site(lane.through() + 1))
         lane.lose(error)
+        self._give_credit(lane)
         self._welcome(index, error)
         for request, pending in list(self._pending.items()):
             if pending.lane == index:
                 del self._pending[request]
-                pending.happened(WorkerLost(*error.args))
+                pending.happened(failures.again(error))
         for other in self.lanes:
             if other.lost is None:
                 other.send(m.PeerGone(index, f"the worker of {lane.device} {reason}"))
@@ -792,6 +810,7 @@ class Session:
                 error = InterlockError("the session is closed")
                 alive = lane.lost is None
                 lane.lose(error)
+                self._give_credit(lane)
                 lane.close(linger_ms=500 if alive else 0)
             for pending in [*self._pending.values(), *self._welcomes.values()]:
                 if not pending.done:
@@ -821,6 +840,18 @@ class Session:
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # open ones
+
+
+def _in_forked_child() -> None:
+    """The sessions stay the parent's: here their handles are inert, and using one is an error."""
+    for session in list(_sessions):
+        session.lock = threading.Lock()  # the parent's may have been held at the fork
+        for lane in session.lanes:
+            lane.lock = session.lock
+            lane.lose(InterlockError(FORKED))
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def close_all() -> None:

@@ -85,7 +85,7 @@ class Executor:
         self._store = Store(device, self._returns.append)
         self._transfers = Transfers(device, lane, session, self._store, self._report, self._tell)
         self._late: deque[Message] = deque()  # failures not told yet; some are found on the device's threads
-        self._ran: list[tuple[Any, ...]] | None = None  # records while tracing
+        self._ran: deque[tuple[Any, ...]] | None = None  # records while tracing
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
             self._handlers.update(self._inline(operation) if device.inline else self._queued(operation))
@@ -126,7 +126,7 @@ class Executor:
         self._transfers.given_back(loans, by)
 
     def introduce(self, lane: int, owner: Identity, direct: bool) -> None:
-        """Whose memory the tickets of a lane name (-1: the frontend's); `direct`: it reads this device's memory itself."""
+        """Whose memory the tickets of a lane name (-1: the frontend's); `direct`: it reads this device's memory."""
         self._transfers.owners[lane] = owner
         if direct:
             self._transfers.direct.add(lane)
@@ -152,7 +152,7 @@ class Executor:
         if self._ran is not None:
             self._fence()
             self._send_trace(last=True)
-        self._ran = [] if on else None
+        self._ran = deque() if on else None
         self._transfers.moved = [] if on else None
 
     def close(self) -> None:
@@ -508,6 +508,7 @@ class Executor:
             self._ran.append((n, COMPUTE, start, time.monotonic_ns()))
 
     def _send_trace(self, last: bool) -> None:
-        ran, moved = tuple(self._ran or ()), tuple(self._transfers.moved or ())
-        self._ran, self._transfers.moved = [], []
+        records = self._ran or deque()
+        ran = tuple(records.popleft() for _ in range(len(records)))  # the device's threads may add to it meanwhile
+        moved, self._transfers.moved = tuple(self._transfers.moved or ()), []
         self._report(Traced(self.lane, time.monotonic_ns(), ran, moved, last))

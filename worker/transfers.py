@@ -53,6 +53,7 @@ class Transfers:
         self._tickets: dict[int, Ticket] = {}  # arrived, not received yet
         self._gone: dict[int, str] = {}  # lanes that send no more, and why
         self._lent_to: dict[int, set[int]] = {}  # by lane: loans that it has not given back
+        self._exported: dict[int, Any] = {}  # by loan: what the device exported for it
         self._copying = 0  # copies under way that a mark will tell of
 
     # -- leaving
@@ -259,8 +260,11 @@ class Transfers:
                 if found[0]:
                     self._store.returned(ticket)
                     self._arrive_at(target, ticket, None, found[0])
+                elif target in self._gone:
+                    self._store.returned(ticket)
                 else:
-                    self._arrive_at(target, ticket, ("device", ticket, offset, self._device.export(block)), None)
+                    exported = self._exported[ticket] = self._device.export(block)
+                    self._arrive_at(target, ticket, ("device", ticket, offset, exported), None)
             case ("copied", origin, foreign, direct, message, spec):
                 if origin is None:
                     self._device.host_retire(foreign.block)
@@ -297,7 +301,13 @@ class Transfers:
                 self._store.returned(loan)
             elif held is not None and loan in held:
                 held.discard(loan)
-                self._store.returned(loan)
+                self._end(loan)
+
+    def _end(self, loan: int) -> None:
+        exported = self._exported.pop(loan, None)
+        if exported is not None:
+            self._device.release_export(exported)
+        self._store.returned(loan)
 
     def give_back(self, origins: list[Origin]) -> None:
         """Tell the lenders that their memory is not read any more."""
@@ -323,7 +333,7 @@ class Transfers:
                 failure = Failure((lane, 0), "WorkerLost", reason, "", "", ())
                 self._tickets[ticket] = self._tickets[ticket]._replace(place=None, failure=tuple(failure))
         for loan in self._lent_to.pop(lane, ()):
-            self._store.returned(loan)
+            self._end(loan)
         owner = self.owners.get(lane)
         if owner is not None:
             self._device.forget(owner)
