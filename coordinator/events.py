@@ -135,9 +135,11 @@ class Receiver:
         self.wake()
 
     def _run(self) -> None:
+        poll = select.poll()  # not select(), which refuses descriptors above 1023
+        poll.register(self._events.fd, select.POLLIN)
         while not self._closing:
             if self._tick():
-                select.select([self._events.fd], [], [], TICK_S)
+                poll.poll(TICK_S * 1000)
                 self.take_in_quietly()
                 continue
             self._asleep = True

@@ -75,29 +75,40 @@ class Process:
         ready, tell_ready = os.pipe2(os.O_CLOEXEC)
         command = [
             sys.executable, "-P", "-m", "interlock.worker", "--device", device, "--name", name, "--folder", str(folder),
-            "--memory", str(memory), "--owner-fd", str(owned), "--ready-fd", str(tell_ready),
-            "--options", json.dumps(options),
+            "--memory", str(memory), "--owner", str(os.getpid()), str(owned),
+            "--ready-fd", str(tell_ready), "--options", json.dumps(options),
         ]  # fmt: skip
         threads = str(max(cores() // max(cpu_workers, 1), 1))
         environment = {**os.environ, **dict.fromkeys(_BLAS, threads)}
-        with open(self.log, "wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=(owned, tell_ready),
-                start_new_session=True,  # Ctrl-C in the terminal goes to the program alone
-            )
-        os.close(owned)
-        os.close(tell_ready)
+        try:
+            with open(self.log, "wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=(owned, tell_ready),
+                    start_new_session=True,  # Ctrl-C in the terminal goes to the program alone
+                )
+        except BaseException:
+            os.close(owner)
+            os.close(ready)
+            raise
+        finally:
+            os.close(owned)
+            os.close(tell_ready)
         self._owner_fd: int | None = owner
         self._ready_fd = ready
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def ready_fd(self) -> int:
+        """Readable when `ready` need not wait any more. Closed by `ready`."""
+        return self._ready_fd
 
     def ready(self, deadline: float) -> Adopted:
         """Wait until the worker serves.
@@ -106,10 +117,12 @@ class Process:
             InterlockError: it ended, or did not get ready in time; with the last lines that it wrote.
         """
         said = b""
+        poll = select.poll()
+        poll.register(self._ready_fd, select.POLLIN)
         try:
             while not said.endswith(b"\n"):
                 left = deadline - time.monotonic()
-                if left <= 0 or not select.select([self._ready_fd], [], [], left)[0]:
+                if left <= 0 or not poll.poll(left * 1000):
                     raise InterlockError(f"the worker of {self.device} was not ready in time{self.last_words()}")
                 piece = os.read(self._ready_fd, 65536)
                 if not piece:
@@ -118,6 +131,7 @@ class Process:
                 said += piece
         finally:
             os.close(self._ready_fd)
+            self._ready_fd = -1
         told = json.loads(said)
         return Adopted(self.device, told["endpoint"], Identity(*told["identity"]))
 
@@ -140,6 +154,9 @@ class Process:
 
     def let_go(self) -> None:
         """Close the owner's pipe: the worker ends by itself."""
+        if self._ready_fd >= 0:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
         if self._owner_fd is not None:
             os.close(self._owner_fd)
             self._owner_fd = None

@@ -1,7 +1,7 @@
 """Tells that a process has ended: a worker's owner, the frontend of a session, a session's worker.
 
-One thread, asleep until the kernel wakes it. An owner is known by a pipe whose other end only it holds, so that
-its end is seen however it comes; any other process by a pidfd.
+Threads asleep until the kernel wakes them. A process is known by a pidfd; an owner also by a pipe whose other end
+only it holds, so that its end is seen even where its process id cannot be.
 """
 
 from __future__ import annotations
@@ -15,25 +15,43 @@ from collections.abc import Callable, Hashable
 from .identity import Identity, alive
 
 
+def follow_owner(pipe: int, pid: int, ended: Callable[[], None]) -> None:
+    """Call `ended`, on a thread of its own, when the owner has ended however: by itself, killed, or at once.
+
+    Neither sign is enough alone. A forked child of the owner holds its end of the pipe open; a process id may be
+    another's by the time that it is looked up.
+
+    Args:
+        pipe: the reading end of a pipe whose other end the owner holds and never writes to.
+        pid: the owner's process id.
+    """
+    threading.Thread(target=_follow, args=(pipe, pid, ended), name="interlock-owner", daemon=True).start()
+
+
+def _follow(pipe: int, pid: int, ended: Callable[[], None]) -> None:
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass  # it has ended: nothing to wait for
+    except OSError:
+        poll.poll()  # a kernel without pidfd: the pipe alone
+    else:
+        poll.register(process, select.POLLIN)
+        poll.poll()
+    ended()
+
+
 class Watch:
     """Calls `ended(key)`, on its own thread, once for each watched process that ends."""
 
-    def __init__(
-        self,
-        ended: Callable[[Hashable], None],
-        owner_fd: int | None = None,
-        orphaned: Callable[[], None] | None = None,
-    ) -> None:
-        """`orphaned` is called when the other end of the pipe `owner_fd` closes."""
+    def __init__(self, ended: Callable[[Hashable], None]) -> None:
         self._ended = ended
-        self._orphaned = orphaned
         self._poll = select.epoll()
-        self._keys: dict[int, Hashable] = {}
+        self._watched: dict[int, tuple[Hashable, Identity]] = {}  # by pidfd
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll.register(self._stop, select.EPOLLIN)
-        self._owner_fd = owner_fd
-        if owner_fd is not None:
-            self._poll.register(owner_fd, select.EPOLLIN | select.EPOLLHUP)
         self._thread = threading.Thread(target=self._run, name="interlock-watch", daemon=True)
         self._thread.start()
 
@@ -41,7 +59,7 @@ class Watch:
         """End the thread."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
-        for fd in list(self._keys):
+        for fd in list(self._watched):
             self._drop(fd)
         self._poll.close()
         os.close(self._stop)
@@ -57,17 +75,17 @@ class Watch:
                 os.close(fd)
             self._ended(key)
             return
-        self._keys[fd] = key
+        self._watched[fd] = key, identity
         self._poll.register(fd, select.EPOLLIN)
 
     def forget(self, key: Hashable) -> None:
         """No longer tell of this one."""
-        for fd, other in list(self._keys.items()):
+        for fd, (other, _) in list(self._watched.items()):
             if other == key:
                 self._drop(fd)
 
     def _drop(self, fd: int) -> None:
-        if self._keys.pop(fd, None) is not None:
+        if self._watched.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._poll.unregister(fd)
             os.close(fd)
@@ -77,12 +95,8 @@ class Watch:
             for fd, _ in self._poll.poll():
                 if fd == self._stop:
                     return
-                if fd == self._owner_fd:
-                    if not os.read(fd, 1) and self._orphaned is not None:
-                        self._poll.unregister(fd)
-                        self._orphaned()
-                    continue
-                key = self._keys.get(fd)
-                self._drop(fd)
-                if key is not None:
+                key, identity = self._watched.get(fd, (None, None))
+                # The event may be of one that was forgotten meanwhile, whose descriptor's number is another's now.
+                if identity is not None and not alive(identity):
+                    self._drop(fd)
                     self._ended(key)

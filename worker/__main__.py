@@ -13,21 +13,24 @@ import sys
 import warnings
 from pathlib import Path
 
+from ..protocol.sockets import remove_folder
+from ..protocol.watch import follow_owner
+
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m interlock.worker", description="One worker; see `interlock worker`."
-    )
+    parser = argparse.ArgumentParser(prog="python -m interlock.worker", description="One worker; see `interlock worker`.")
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--memory", required=True, type=int)
-    parser.add_argument("--owner-fd", type=int)
-    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--owner", required=True, type=int, nargs=2, metavar=("PID", "FD"))
+    parser.add_argument("--ready-fd", required=True, type=int)
     parser.add_argument("--options", default="{}", type=json.loads)
     chosen = parser.parse_args(arguments)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; the worker ends with its owner
+    owner, pipe = chosen.owner
+    follow_owner(pipe, owner, lambda: _orphaned(chosen.folder))  # before anything that may hang, such as a driver
     sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
     warnings.simplefilter("ignore")
 
@@ -36,13 +39,18 @@ def main(arguments: list[str] | None = None) -> int:
     from .loop import Config, Worker
 
     np.seterr(all="ignore")
-    worker = Worker(Config(chosen.device, chosen.name, chosen.folder, chosen.memory, chosen.owner_fd, chosen.options))
+    worker = Worker(Config(chosen.device, chosen.name, chosen.folder, chosen.memory, chosen.options))
     ready = {"endpoint": worker.inbox.endpoint, "identity": list(worker.identity), "device": chosen.device}
-    if chosen.ready_fd is not None:
-        with os.fdopen(chosen.ready_fd, "w") as file:
-            print(json.dumps(ready), file=file)
+    with os.fdopen(chosen.ready_fd, "w") as file:
+        print(json.dumps(ready), file=file)
     worker.run()
     return 0
+
+
+def _orphaned(folder: Path) -> None:
+    """The owner has ended, so this process ends, whatever it is doing, and takes the endpoints along."""
+    remove_folder(folder)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ nothing to run; whatever comes (a batch, a ticket, a lost frontend, a mark that 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from ..protocol.errors import DeviceLost, InterlockError, ProtocolError
 from ..protocol.identity import Identity, own_identity, same_host
 from ..protocol.messages import Message
 from ..protocol.operations import table_hash
-from ..protocol.sockets import Inbox, Outlet, ipc, remove_folder
+from ..protocol.sockets import Inbox, Outlet, ipc
 from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
@@ -35,7 +34,6 @@ class Config:
     name: str  # of its endpoint, unique in the folder
     folder: Path  # where its endpoint lies
     memory: int  # bytes that its arrays may take, all sessions together
-    owner_fd: int | None = None  # a pipe that closes when the owner ends
     options: dict[str, Any] = field(default_factory=dict)  # of the device
 
 
@@ -95,7 +93,7 @@ class Worker:
         open_device(
             kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options
         ).close()
-        self._watch = Watch(self._tell_lost, config.owner_fd, self._orphaned)
+        self._watch = Watch(self._tell_lost)
         self._handlers: dict[type[Any], Callable[[bytes, Any], None]] = {
             m.Hello: self._hello,
             m.Peers: self._introduce,
@@ -315,8 +313,3 @@ class Worker:
         outlet = Outlet(self.inbox.inproc)
         outlet.send(encode(m.Lost(session, "its process has ended")))
         outlet.close()
-
-    def _orphaned(self) -> None:
-        """On the watch's thread: the owner has ended, so this process ends, whatever it is doing."""
-        remove_folder(self._config.folder)
-        os._exit(0 if threading.main_thread().is_alive() else 1)
