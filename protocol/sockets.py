@@ -8,6 +8,7 @@ one holds a lock of its own. Every endpoint lies in a folder that only its owner
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -18,8 +19,11 @@ from typing import Final
 import zmq
 
 from .codec import LARGEST_MESSAGE
+from .identity import own_identity, start_time
 
 LINGER_MS: Final = 500  # how long a closing socket may still try to hand over its last messages
+_OWNER: Final = re.compile(r"p(\d+)\.(\d+)\.(\d+)-")  # the name of a private folder: pid, start time, pid namespace
+_LONGEST_BASE: Final = 45  # bytes; a socket's path has at most 107, and its folder's and its own name take the rest
 
 # By process id: a forked child makes its own and leaves its parent's alone (it stays here, never cleaned up).
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
@@ -47,29 +51,42 @@ def runtime_folder() -> Path:
         PermissionError: somebody else made a folder of that name first.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "interlock" if base and os.access(base, os.W_OK) else None
-    if folder is None:
-        folder = Path(tempfile.gettempdir()) / f"interlock-{os.getuid()}"
+    folders = [Path(base) / "interlock"] if base and os.access(base, os.W_OK) else []
+    folders += [Path(tempfile.gettempdir()) / f"interlock-{os.getuid()}"]
+    fitting = [folder for folder in folders if len(os.fsencode(folder)) <= _LONGEST_BASE]
+    folder = fitting[0] if fitting else Path(f"/tmp/interlock-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(
-            f"{folder} must belong to user {os.getuid()} alone (mode 0700); remove it or mend its mode"
-        )
+        raise PermissionError(f"{folder} must belong to user {os.getuid()} alone (mode 0700); mend that or remove it")
     return folder
 
 
 def private_folder() -> Path:
-    """A new folder for one process's endpoints; its name carries the owner's process id. Remove with `remove_folder`.
+    """A new folder for this process's endpoints; its name says whose it is. Remove with `remove_folder`.
 
     Folders whose owner is gone are removed on the way.
     """
+    base = sweep()
+    me = own_identity()
+    return Path(tempfile.mkdtemp(prefix=f"p{me.pid}.{me.start_time}.{me.pid_namespace}-", dir=base))
+
+
+def sweep() -> Path:
+    """Remove the folders whose owner has ended without removing them; where they lay.
+
+    Those of another pid namespace (a container that shares the runtime folder) are left alone: who lives there
+    cannot be seen from here.
+    """
     base = runtime_folder()
-    for stale in base.glob("p*-*"):
-        pid = stale.name[1:].partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            remove_folder(stale)
-    return Path(tempfile.mkdtemp(prefix=f"p{os.getpid()}-", dir=base))  # short: a socket's path has at most 107 bytes
+    here = own_identity().pid_namespace
+    for folder in base.glob("p*-*"):
+        named = _OWNER.match(folder.name)
+        if named is not None:
+            pid, started, namespace = map(int, named.groups())
+            if namespace == here and start_time(pid) != started:
+                remove_folder(folder)
+    return base
 
 
 def remove_folder(folder: Path) -> None:

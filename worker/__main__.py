@@ -18,7 +18,7 @@ from ..protocol.watch import follow_owner
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m interlock.worker", description="One worker; see `interlock worker`.")
+    parser = argparse.ArgumentParser(prog="python -m interlock.worker", description="One worker.")
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--folder", required=True, type=Path)

@@ -20,7 +20,7 @@ from ..protocol.errors import DeviceLost, InterlockError, ProtocolError
 from ..protocol.identity import Identity, own_identity, same_host
 from ..protocol.messages import Message
 from ..protocol.operations import table_hash
-from ..protocol.sockets import Inbox, Outlet, ipc
+from ..protocol.sockets import Inbox, Outlet, ipc, sweep
 from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
@@ -304,6 +304,7 @@ class Worker:
     def _lost(self, _: bytes, lost: m.Lost) -> None:
         """The frontend of a session has ended: so does the session."""
         self._end(self._names.get(lost.key, b""), linger_ms=0)
+        sweep()  # its endpoints, if it was killed
 
     def _stop(self, _: bytes, __: m.Stop) -> None:
         self._stopping = True
