@@ -69,7 +69,8 @@ def infer(operation: Operation, operands: tuple[Operand, ...], static: Static) -
     _check(operation, operands, static)
     specs = _RULES[operation.kind](operation, operands, static)
     for made in specs:
-        check_dtype(made.dtype)
+        if made is not GENERATOR:
+            check_dtype(made.dtype)
     result = operands[0] if operation.name in ("assign", "setitem_advanced") else specs[0] if specs else None
     return Inferred(specs, *_int_range(operation, operands, result))
 
