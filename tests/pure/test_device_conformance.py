@@ -57,9 +57,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 class Bench:
     """A device under test, and the means to hold its streams, wait for it and give it a peer."""
 
-    def __init__(self, device: Device, make_peer: Callable[[Identity], Device], patience_s: float = 5.0) -> None:
+    def __init__(
+        self, device: Device, make_peer: Callable[[Identity], Device], patience_s: float, moment_s: float
+    ) -> None:
         self.device = device
-        self.patience_s = patience_s
+        self.patience_s = patience_s  # for what must come
+        self.moment_s = moment_s  # for what must not
         self._make_peer = make_peer
         self._peers: list[Device] = []
         self._gates: list[Gate] = []
@@ -131,11 +134,11 @@ class Gate:
         self._event.set()
 
 
-def bench_of(kind: str, options: Mapping[str, Any], device: Device | None = None, patience_s: float = 5.0) -> Bench:
+def bench_of(kind: str, options: Mapping[str, Any], patience_s: float = 5.0, moment_s: float = 0.05) -> Bench:
     def make(identity: Identity) -> Device:
         return open_device(kind, 0, limit_bytes=LIMIT, identity=identity, options=options)
 
-    return Bench(device or make(own_identity()), make, patience_s)
+    return Bench(make(own_identity()), make, patience_s, moment_s)
 
 
 @pytest.fixture(params=list(KINDS))
@@ -175,7 +178,7 @@ def law_a_wait_orders_two_streams(bench: Bench) -> None:
     device.launch(H2D, seen.append, "first")
     device.wait(COMPUTE, device.record(H2D))
     device.launch(COMPUTE, seen.append, "second")
-    assert bench.reached(device.record(COMPUTE), 0.05) is device.inline
+    assert bench.reached(device.record(COMPUTE), bench.moment_s) is device.inline
     gate.open()
     assert bench.reached(device.record(COMPUTE))
     assert seen == ["first", "second"]
@@ -235,6 +238,7 @@ def law_a_mark_is_not_bound_to_later_work(bench: Bench) -> None:
     mark = bench.device.record(PEER)
     gate = bench.hold(PEER)
     assert bench.reached(mark)
+    assert bench.reached(mark), "a mark that was reached before was not notified"
     assert not gate.expired
     gate.open()
 
@@ -267,7 +271,9 @@ def law_memory_taken_back_is_not_touched_before_its_readers_are_done(bench: Benc
     device.retire(old, after=[read])
     new = device.alloc(1000)
     bench.write(new, 2)
-    assert bench.reached(device.record(COMPUTE), 0.05) is device.inline, "memory was handed on while it was read"
+    assert bench.reached(device.record(COMPUTE), bench.moment_s) is device.inline, (
+        "memory was handed on while it was read"
+    )
     gate.open()
     assert bench.reached(read)
     assert set(device.host_array(host, (1000,), U1).tolist()) == {1}
@@ -593,7 +599,10 @@ def test_views_take_offsets_and_strides_and_must_fit(bench: Bench) -> None:
 def test_a_retired_buffer_cannot_be_used_or_retired_again(bench: Bench) -> None:
     device = bench.device
     buffer, other = device.alloc(64), device.alloc(64)
+    ticket = device.export(buffer)
     device.retire(buffer)
+    with pytest.raises(Stale):
+        device.import_(own_identity(), ticket)
     for use in (
         lambda: device.view(buffer, (1,), U1),
         lambda: device.copy(COMPUTE, other, buffer, 1),
@@ -706,15 +715,19 @@ def test_the_completion_descriptor_is_readable_exactly_while_something_waits(ben
 
 
 def test_a_closed_device_leaves_no_thread_no_descriptor_and_no_name() -> None:
+    def held() -> tuple[int, int, list[str]]:
+        names = [name for name in os.listdir("/dev/shm") if f"-{os.getpid()}-" in name]
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), names
+
     for kind, options in KINDS.values():
-        before = threading.active_count(), len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
+        before = held()
         bench = bench_of(kind, options)
         bench.read(bench.device.alloc(100))
         for number in range(100):
             bench.device.launch(COMPUTE, abs, number)
         bench.close()
         bench.close()
-        assert (threading.active_count(), len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")) == before
+        assert held() == before
 
 
 def test_a_sleeping_stream_keeps_nothing_alive_of_what_it_ran() -> None:
@@ -808,7 +821,7 @@ def test_a_program_that_forgets_its_waits_is_found_out() -> None:
         got, expected = run_program(bench, seed, forget_waits=True)
         wrong += got != expected
         bench.close()
-    assert wrong == 5
+    assert wrong >= 3
 
 
 # --- chaos
@@ -867,6 +880,16 @@ def test_a_lazy_stream_does_nothing_until_somebody_asks() -> None:
     assert ran == ["needed", "asked for"]
     device.fence(5.0)
     assert sorted(ran) == ["asked for", "needed", "not needed", "unrelated"]
+    bench.close()
+
+
+def test_a_question_makes_a_lazy_stream_go_on() -> None:
+    bench = bench_of("sim", {"lazy": True})
+    ran = threading.Event()
+    bench.device.launch(COMPUTE, ran.set)
+    mark = bench.device.record(COMPUTE)
+    assert not bench.device.query(mark)
+    assert ran.wait(bench.patience_s)
     bench.close()
 
 
@@ -1114,7 +1137,7 @@ def test_a_planted_fault_is_seen_by_the_law_it_breaks(
 ) -> None:
     kind = "cpu" if issubclass(faulty, HostDevice) else "sim"
     monkeypatch.setattr(f"interlock.worker.devices.{'host' if kind == 'cpu' else 'sim'}.open_device", faulty)
-    bench = bench_of(kind, {}, patience_s=0.3)
+    bench = bench_of(kind, {}, patience_s=0.5, moment_s=0.5)
     try:
         with pytest.raises((AssertionError, pytest.fail.Exception, ZeroDivisionError, InterlockError)):
             law(bench)
