@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from interlock.protocol.arena import Arena, Mappings
+from interlock.protocol.arena import Arena, Mappings, sweep
 from interlock.protocol.errors import PeerGone
 from interlock.protocol.identity import Identity, alive, own_identity
 
@@ -168,6 +168,7 @@ def children() -> Iterator[list[Child]]:
     for child in made:
         with contextlib.suppress(ProcessLookupError, ValueError):
             child.kill()
+    sweep()  # the names of those that were killed just now
 
 
 def start(children: list[Child], count: int) -> list[Child]:
