@@ -79,6 +79,7 @@ class Executor:
         self._report_every = max(window // 4, 1)
         self._board = Scoreboard()
         self._parked: dict[int, Instruction] = {}
+        self._fences: deque[tuple[int, Instruction]] = deque()  # they wait for whatever is parked before them
         self._specs: dict[int, Spec | None] = {}  # by id; None stands for a small array that a kernel may allocate
         self._layouts: dict[int, Spec] = {}  # by id, all of them
         self._returns: list[Origin] = []
@@ -160,6 +161,7 @@ class Executor:
         self._fence()
         self._board.clear()
         self._parked.clear()
+        self._fences.clear()
         self._transfers.clear()
         self._store.clear()
         self._returns.clear()
@@ -182,6 +184,9 @@ class Executor:
 
     def _careful(self, n: int, instruction: Instruction) -> None:
         """Run the instruction, or park it behind what it must follow."""
+        if instruction[0] == Control.FENCE and self._board:
+            self._fences.append((n, instruction))
+            return
         reads, writes = accesses(instruction)
         tickets = (instruction[3],) if instruction[0] == Control.RECV else ()
         if self._board.blocked(reads, writes, tickets):
@@ -196,6 +201,8 @@ class Executor:
         while (n := self._board.ready()) is not None:
             self._run(n, self._parked.pop(n))
             self._board.done(n)
+        while self._fences and self._board.through(self._fences[0][0]) >= self._fences[0][0]:
+            self._run(*self._fences.popleft())
         self._settle()
 
     def _run(self, n: int, instruction: Instruction) -> None:
