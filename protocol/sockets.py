@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket as socket_module
 import tempfile
 import time
 from collections.abc import Iterable
@@ -209,17 +210,24 @@ class Answers:
 
 
 def ask(endpoint: str, question: bytes, timeout_s: float) -> bytes | None:
-    """One question, one answer; None when nobody answers in time."""
+    """One question, one answer; None when nobody listens there, or nobody answers in time.
+
+    Raises:
+        ValueError: it is no address.
+    """
     socket = _socket(zmq.DEALER)
     try:
-        socket.connect(endpoint)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise ValueError(f"{endpoint!r} is not an address, such as ipc:///path: {error}") from None
         socket.send(question)
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            if socket.poll(max(int(left * 1000), 1)):
+            if socket.poll(min(max(int(left * 1000), 1), 100)):
                 return socket.recv()
-            if endpoint.startswith("ipc://") and not os.path.exists(endpoint[6:]):
-                return None  # no need to wait for a file that is not there
+            if nobody_listens(endpoint):
+                return None
         return None
     finally:
         socket.close(linger=0)
@@ -230,6 +238,21 @@ def ipc(folder: Path, name: str) -> str:
     return f"ipc://{folder / name}"
 
 
-def endpoint_gone(endpoint: str) -> bool:
-    """True if nothing can listen at this address: it is a local one and its file does not exist."""
-    return endpoint.startswith("ipc://") and not os.path.exists(endpoint[6:])
+def nobody_listens(endpoint: str) -> bool:
+    """True if it is sure that no process listens at this local address; a socket's file alone says nothing."""
+    if not endpoint.startswith("ipc://"):
+        return False
+    with socket_module.socket(socket_module.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(endpoint[6:])
+        except BlockingIOError:
+            return False  # somebody does, and is busy
+        except OSError:
+            return True
+    return False
+
+
+def library_version() -> str:
+    """Of the ZeroMQ library, not of its Python package."""
+    return zmq.zmq_version()
