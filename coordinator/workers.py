@@ -23,6 +23,7 @@ from ..protocol.identity import Identity
 
 START_S: Final = 60.0  # the longest that a worker may take to be ready
 STOP_S: Final = 1.0  # how long a worker may take to stop before it is killed
+PROGRAM = ("-m", "interlock.worker")  # what the interpreter is told to run
 KINDS: Final = ("cpu", "cuda", "sim")
 HAS_CUDA: Final = (Path(__file__).parent.parent / "worker" / "devices" / "cuda.py").exists()
 _BLAS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -63,6 +64,11 @@ def default_memory(workers: int) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(workers, 1)
 
 
+def blas_environment(threads: int) -> dict[str, str]:
+    """What tells the libraries under NumPy how many threads to use; they read it when NumPy is imported."""
+    return dict.fromkeys(_BLAS, str(max(threads, 1)))
+
+
 class Process:
     """One worker process that this process started."""
 
@@ -74,12 +80,11 @@ class Process:
         owned, owner = os.pipe2(os.O_CLOEXEC)
         ready, tell_ready = os.pipe2(os.O_CLOEXEC)
         command = [
-            sys.executable, "-P", "-m", "interlock.worker", "--device", device, "--name", name, "--folder", str(folder),
+            sys.executable, "-P", *PROGRAM, "--device", device, "--name", name, "--folder", str(folder),
             "--memory", str(memory), "--owner", str(os.getpid()), str(owned),
             "--ready-fd", str(tell_ready), "--options", json.dumps(options),
         ]  # fmt: skip
-        threads = str(max(cores() // max(cpu_workers, 1), 1))
-        environment = {**os.environ, **dict.fromkeys(_BLAS, threads)}
+        environment = {**os.environ, **blas_environment(cores() // max(cpu_workers, 1))}
         try:
             with open(self.log, "wb") as log:
                 self._process = subprocess.Popen(
