@@ -48,7 +48,8 @@ class Trace:
 
     def write_graph(self, path: str | os.PathLike[str]) -> None:
         """Write the computational graph of what was issued, as an SVG picture."""
-        write_graph(path, step_graph(self.records.devices, self.records.issued(), sources=False))
+        issued = [i for i in self.records.issued() if i.name != "fence"]  # the end of the trace, not of the program
+        write_graph(path, step_graph(self.records.devices, issued, sources=False))
 
     def overlap(self) -> Overlap:
         """How much of the transfer time was hidden behind computing, and how long devices computed side by side."""
