@@ -5,7 +5,6 @@ It says on a pipe what people should know at the start, the address last, and go
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -57,20 +56,21 @@ def start(arguments: Sequence[str], log: Path | None, say: Callable[[str], None]
             for line in lines:
                 last = line.rstrip("\n")
                 say(last)
+        if not last.startswith(ADDRESS):
+            code = process.wait()
+            raise InterlockError(f"the launcher ended with exit code {code} at its start{_last_lines(written)}")
     except BaseException:
         process.terminate()
         process.wait()
+        if log is None:
+            written.unlink(missing_ok=True)
         raise
-    if not last.startswith(ADDRESS):
-        code = process.wait()
-        raise InterlockError(f"the launcher ended with exit code {code} at its start{_last_lines(written)}")
     process.returncode = 0  # it goes on: nobody waits for it here
 
 
 def adopt_log(log: Path, folder: Path) -> None:
-    """In the background: put the log file into the launcher's folder, with which it goes."""
-    with contextlib.suppress(OSError):
-        os.replace(log, folder / "launcher.log")
+    """In the background, once all is well: put the log file into the launcher's folder, with which it goes."""
+    os.replace(log, folder / "launcher.log")
 
 
 def _new_log() -> Path:
@@ -80,9 +80,5 @@ def _new_log() -> Path:
 
 
 def _last_lines(log: Path) -> str:
-    with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()[-20:]
-        if log.name.startswith("launcher-"):
-            log.unlink()
-        return ":\n  " + "\n  ".join(lines)
-    return ""
+    lines = log.read_text(errors="replace").strip().splitlines()[-20:]
+    return ":\n  " + "\n  ".join(lines) if lines else ""

@@ -260,10 +260,10 @@ def _up(chosen: argparse.Namespace) -> int:
     with _told_to_stop() as stop_fd:
         launcher = Launcher(devices, say, memory=chosen.memory, options=chosen.options, stop_fd=stop_fd)
         try:
-            if chosen.own_log is not None:
-                adopt_log(chosen.own_log, launcher.folder)
             if not launcher.start():
                 return INTERRUPTED
+            if chosen.own_log is not None:
+                adopt_log(chosen.own_log, launcher.folder)
             with _address_file(chosen.address_file, launcher.address):
                 say(f"export INTERLOCK_ADDRESS={launcher.address}")
                 say(f"{ADDRESS}{launcher.address}")
