@@ -664,6 +664,10 @@ class Session:
                 case m.Released():
                     for block in message.blocks:
                         self._arena.free(self._uploads.pop(block))
+                case m.Inspected():
+                    pending = self._pending.pop(message.request, None)
+                    if pending is not None:
+                        pending.happened(message)
                 case m.Traced():
                     if self.recorder is not None:
                         self.recorder.traced(message)
@@ -758,6 +762,27 @@ class Session:
                     some = True
                     lane.flush()
             return some
+
+    # -- looking into the workers
+
+    def inspect(self) -> dict[str, dict[str, int]]:
+        """How many of each thing the session holds on each of its workers at this moment, by device."""
+        self.check_open()
+        asked: list[tuple[Lane, Pending]] = []
+        with self.lock:
+            self.flush()
+            for lane in self.lanes:
+                if lane.lost is None:
+                    request = next(self._requests)
+                    self._pending[request] = pending = Pending(lane.index)
+                    lane.send(m.Inspect(request))
+                    asked.append((lane, pending))
+        found = {}
+        for lane, pending in asked:
+            self.receiver.wait(pending)
+            if isinstance(pending.fact, m.Inspected):  # else it was lost meanwhile
+                found[str(lane.device)] = pending.fact.counts
+        return found
 
     # -- tracing
 

@@ -5,9 +5,10 @@ This file knows nothing of sockets or of how the values are encoded.
 
 Who speaks to whom:
 
-- a session (the frontend) to a worker's inbox: Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye;
+- a session (the frontend) to a worker's inbox: Hello, Peers, Batch, Returned, PeerGone, Trace, Inspect, Goodbye;
 - a worker to a worker's inbox: Ticket, Taken;
-- a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost;
+- a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced,
+  Inspected, Lost;
 - a watcher thread, inside its own process, to the inbox or to the events: Lost;
 - a supervisor to a worker's inbox: Stop.
 
@@ -103,6 +104,12 @@ class Trace(NamedTuple):
     on: bool
 
 
+class Inspect(NamedTuple):
+    """Answer with Inspected: what the session holds at this moment."""
+
+    request: int
+
+
 class Goodbye(NamedTuple):
     """The session ends: everything it has on the worker goes."""
 
@@ -190,6 +197,14 @@ class Traced(NamedTuple):
     last: bool  # nothing more comes of this trace
 
 
+class Inspected(NamedTuple):
+    """The answer to an Inspect: how many of each thing the session holds on the worker."""
+
+    lane: int
+    request: int
+    counts: dict[str, int]
+
+
 class Lost(NamedTuple):
     """The process behind `key` has ended: a lane's number for a session, a session's id for a worker."""
 
@@ -200,7 +215,7 @@ class Lost(NamedTuple):
 Message = Any  # any of the classes below
 CLASSES: Final[tuple[type[Any], ...]] = (
     Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
-    Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost,
+    Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost, Inspect, Inspected,
 )  # fmt: skip
 TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
 

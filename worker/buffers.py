@@ -282,6 +282,7 @@ class Store:
         """How many of each thing are held."""
         return {
             "arrays": sum(type(ref) is int for ref in self.arrays),
+            "views": sum(map(len, self._views.values())),
             "failures": len(self.failures),
             "memory": len(self._memory),
             "borrowed": len(self._borrowed),

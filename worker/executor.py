@@ -178,7 +178,8 @@ class Executor:
     def counts(self) -> dict[str, int]:
         """How many of each thing the session holds here."""
         counts = {**self._store.counts(), "parked": len(self._parked), **self._transfers.counts()}
-        return {**counts, "bytes": int(self.device.memory()["used"])}
+        in_use = not (self.idle and self.device.idle)  # of anything, counted above or not
+        return {**counts, "bytes": int(self.device.memory()["used"]), "in use": int(in_use)}
 
     # -- order
 

@@ -101,6 +101,7 @@ class Worker:
             m.Returned: self._returned,
             m.PeerGone: self._peer_gone,
             m.Trace: self._trace,
+            m.Inspect: self._inspect,
             m.Goodbye: self._goodbye,
             m.Ticket: self._ticket,
             m.Taken: self._taken,
@@ -267,6 +268,11 @@ class Worker:
         session = self._sessions.get(sender)
         if session is not None:
             session.executor.trace(trace.on)
+
+    def _inspect(self, sender: bytes, inspect: m.Inspect) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.report(m.Inspected(session.lane, inspect.request, session.executor.counts()))
 
     def _goodbye(self, sender: bytes, _: m.Goodbye) -> None:
         self._end(sender, linger_ms=500)
