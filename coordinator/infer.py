@@ -288,13 +288,15 @@ def _run(
             return call(*arguments), extents
     except Exception as error:
         refusal = error
-    # Here the call would be as long as the real one if NumPy accepted it, which it never does: it refused the sample.
     try:
+        # This would take as long as the real call if NumPy accepted it, which it never does: it refused the sample.
         with np.errstate(all="ignore"):
             call(*[_full(each) if isinstance(each, Spec) else each for each in operands])
+        raise refusal
     except MemoryError:
-        pass
-    raise refusal
+        raise refusal from None
+    finally:
+        del refusal  # or it and this frame, with the user's frames below it, would keep each other alive
 
 
 def _is_broadcast(target: Spec) -> bool:
