@@ -135,22 +135,22 @@ def test_every_step_is_close_to_the_undivided_batch_but_not_equal_to_it(
 def test_gradients_are_those_of_finite_differences(task: Any) -> None:
     settings = SETTINGS._replace(hidden=7, batch=30, momentum=0.0, lr=1.0)
 
-    def trainer() -> Any:
-        made = model.undivided(task, settings)
-        made.shuffle()
-        return made
-
-    stepped = trainer()
-    stepped.step(0)
-    for layer in ("hidden", "output"):
-        gradient = getattr(trainer(), layer) - getattr(stepped, layer)
-        for place in ((0, 0), (5, 3), (20, 6), (-1, 2)) if layer == "hidden" else ((0, 0), (6, 9), (-1, 4)):
+    trainer = model.undivided(task, settings)
+    trainer.shuffle()
+    part = trainer.parts[0]
+    before = {"hidden": trainer.hidden.copy(), "output": trainer.output.copy()}
+    trainer.step(0)
+    for name, layer in before.items():
+        gradient = layer - getattr(trainer, name)  # as the rate is 1
+        numeric = np.empty_like(gradient)
+        for place in np.ndindex(layer.shape):
             losses = []
             for nudge in (1e-6, -1e-6):
-                nudged = trainer()
-                getattr(nudged.parts[0], layer)[place] += nudge
-                losses.append(float(nudged.parts[0].forward(0)))
-            assert (losses[0] - losses[1]) / 2e-6 == pytest.approx(gradient[place], abs=1e-8)
+                part.hidden, part.output = (each.copy() for each in before.values())
+                getattr(part, name)[place] += nudge
+                losses.append(float(part.forward(0)))
+            numeric[place] = (losses[0] - losses[1]) / 2e-6
+        np.testing.assert_allclose(gradient, numeric, rtol=0, atol=1e-8)
 
 
 def test_nothing_is_read_on_the_training_path(task: Any, connected: Callable[..., Any]) -> None:
@@ -180,23 +180,27 @@ def test_the_output_layers_gradient_travels_while_the_hidden_layers_backward_pas
     session = connected(devices)
     trainer = model.Trainer(il, session.devices, task, SETTINGS._replace(hidden=512, batch=720))
     trainer.epoch()
-    path = tmp_path / "timeline.json"
     trainer.shuffle()
-    with il.trace(path) as trace:
-        for _ in range(8):
-            trainer.step(0)
-    done = slices(path)
-    computed = [e for e in done if e["cat"] == "compute"]
-    travels = [e for e in done if e["cat"] == "transfer" and e["args"]["function"] == "backward_output"]
-    backward = [e for e in computed if e["args"]["function"] == "backward_hidden"]
-    assert (len(travels), len(backward)) == (16, 48)
-    # The next step's backward pass needs parameters that need this gradient: what meets its travel is this step's.
-    assert [x for x in travels for y in backward if y["device"] == x["args"]["source"] and meet(x, y)]
     a, b = devices.split(",")[1:]
-    assert any(meet(x, y) for x in computed if x["device"] == a for y in computed if y["device"] == b)
-    overlap = trace.overlap()
-    assert overlap.both_ns > 0
-    assert 0 < overlap.share <= 1
+    side_by_side = hidden = False
+    for attempt in range(20):  # a loaded machine may run one process after the other for a while
+        path = tmp_path / f"timeline-{attempt}.json"
+        with il.trace(path) as trace:
+            for _ in range(8):
+                trainer.step(0)
+        done = slices(path)
+        computed = [e for e in done if e["cat"] == "compute"]
+        travels = [e for e in done if e["cat"] == "transfer" and e["args"]["function"] == "backward_output"]
+        backward = [e for e in computed if e["args"]["function"] == "backward_hidden"]
+        assert (len(travels), len(backward)) == (16, 48)
+        # The next step's backward pass needs parameters that need this gradient: what meets its travel is this step's.
+        hidden |= any(meet(x, y) for x in travels for y in backward if y["device"] == x["args"]["source"])
+        side_by_side |= any(meet(x, y) for x in computed if x["device"] == a for y in computed if y["device"] == b)
+        assert 0 <= trace.overlap().share <= 1
+        if hidden and side_by_side:
+            break
+    assert hidden
+    assert side_by_side
 
 
 @pytest.mark.parametrize("gate", ["worker", "coordinator"])
