@@ -11,6 +11,7 @@ from ...protocol.identity import Identity
 from .base import Device
 
 KINDS: Final = {"cpu": "host", "sim": "sim", "cuda": "cuda"}
+PLAIN: Final = ("cpu", "sim")  # kinds that load no library but NumPy
 
 
 def open_device(
@@ -23,7 +24,7 @@ def open_device(
         index: which of that kind.
         limit_bytes: how much memory it may take up.
         identity: of this process.
-        options: what that kind of device understands; its file says.
+        options: what that kind of device understands; its file says. What only others understand is for them.
     """
     if kind not in KINDS:
         raise InterlockError(f"no device kind {kind!r}: there are {', '.join(KINDS)}")
@@ -33,5 +34,13 @@ def open_device(
         raise InterlockError(
             f"{kind}:{index} cannot be opened: {error.name} is missing in this installation; install interlock[{kind}]"
         ) from error
-    device: Device = module.open_device(index, limit_bytes, identity, options or {})
+    chosen = _without_others(kind, options) if options else {}
+    device: Device = module.open_device(index, limit_bytes, identity, chosen)
     return device
+
+
+def _without_others(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, but for those that this kind does not have and another one has."""
+    named = {each: set(importlib.import_module(f".{KINDS[each]}", __name__).OPTIONS) for each in {kind, *PLAIN}}
+    others = set().union(*named.values()) - named[kind]
+    return {name: value for name, value in options.items() if name not in others}
