@@ -98,7 +98,7 @@ def infer_into(operation: Operation, operands: tuple[Operand, ...], static: Stat
     return Inferred((target,), *_int_range(operation, operands, result))
 
 
-def encode_scalar(operation: Operation, operands: tuple[Operand, ...], position: int, result: Spec = None) -> Ref:
+def encode_scalar(operation: Operation, operands: tuple[Operand, ...], position: int, result: Spec) -> Ref:
     """The reference for the scalar at `position`: the worker computes with it what NumPy would with the user's own.
 
     To be called after `infer` accepted the operands. A bool, a float and an int of 64 bits travel bare.
@@ -233,6 +233,8 @@ class _Extents:
 
 def _make_sample(spec: Spec, shape: tuple[int, ...]) -> Array:
     """Ones of this small shape, with the axes in memory as the spec has them."""
+    if 0 in shape:
+        return np.ndarray(shape, spec.dtype, np.ones(1, spec.dtype), 0, spec.strides)
     steps: dict[int, int] = {0: 0}
     # a gap where the real array has one: order 'A' asks
     step = spec.dtype.itemsize * (1 if spec.contiguous else 2)
@@ -354,7 +356,7 @@ def _fitting(operation: Operation, value: int, dtype: np.dtype[Any]) -> tuple[An
     if limits.min <= value <= limits.max:
         return value, dtype
     if operation.name in _COMPARISONS:
-        return math.copysign(math.inf, value), np.dtype(np.float64)
+        return math.inf if value > 0 else -math.inf, np.dtype(np.float64)
     return min(max(value, int(limits.min)), int(limits.max)), dtype
 
 
@@ -558,8 +560,8 @@ def _infer_create(operation: Operation, operands: tuple[Any, ...], static: Stati
         value = operands[0]
         if dtype is None:
             dtype = value.dtype if isinstance(value, Spec) else np.asarray(value).dtype
-            check_dtype(dtype)
         made = _new(shape, np.dtype(dtype), order)
+        check_dtype(made.dtype)
         fill = functools.partial(np.copyto, casting="unsafe")
         _run(operation, fill, (made, *operands), target=True)
         return (made,)
@@ -611,13 +613,16 @@ def _arange(start: Any, stop: Any, step: Any, dtype: Any) -> Spec:
         start, stop = 0, start
     step = 1 if step is None else step
     try:
-        length = max(math.ceil((stop - start) / step), 0)  # as NumPy counts
+        length = math.ceil((stop - start) / step)  # as NumPy counts
     except (ZeroDivisionError, ValueError, OverflowError):
         return spec(np.arange(start, stop, step).shape, np.dtype(np.int64))  # NumPy refuses nan, infinity and step 0
     if dtype is None:
         dtype = np.result_type(np.int64, *[np.asarray(each).dtype for each in given])
-    if length * np.dtype(dtype).itemsize > _HIGH:
-        np.arange(start, stop, step, dtype=dtype)  # NumPy refuses
+    if abs(length) * np.dtype(dtype).itemsize > _HIGH:
+        return spec(np.arange(start, stop, step, dtype=dtype).shape, np.dtype(dtype))  # NumPy refuses, or overflows
+    if abs(length) < 1 << 16 and any(isinstance(each, np.generic) for each in given):
+        return spec(np.arange(start, stop, step, dtype=dtype).shape, np.dtype(dtype))  # its arithmetic may wrap
+    length = max(length, 0)
     first, step = (each.item() if isinstance(each, np.generic) else each for each in (start, step))
     return spec((length,), np.arange(first, first + min(length, 3) * step, step, dtype=dtype).dtype)
 

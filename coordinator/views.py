@@ -41,7 +41,7 @@ _MIDDLE: Final = len(_GHOST) // 2  # negative strides reach downwards from here,
 _BASE: Final[int] = np.ndarray((1,), np.uint8, _GHOST, _MIDDLE).__array_interface__["data"][0]
 
 
-class AdvancedKey(Exception):  # noqa: N818
+class AdvancedKey(Exception):
     """The key holds a list, an array or a bool: it selects a copy, not a view."""
 
 
@@ -125,7 +125,7 @@ def is_advanced(item: object) -> bool:
     )
 
 
-def encode_key(key: object, handle: type) -> tuple[tuple[object, ...], list[object]]:
+def encode_key(key: object, handle: type) -> tuple[tuple[Any, ...], list[Any]]:
     """The static value `key` of `getitem_advanced` and `setitem_advanced`, and the index arrays that are operands.
 
     Lists and NumPy arrays of integers are constants in the key: their bounds are checked by `infer`.

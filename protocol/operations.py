@@ -48,8 +48,8 @@ class Operation(NamedTuple):
 FIRST: Final = 32  # the numbers below are the control instructions'
 
 _UNARY = """negative positive absolute fabs exp exp2 expm1 log log2 log10 log1p sqrt cbrt square reciprocal sign floor
-    ceil trunc rint sin cos tan sinh cosh tanh arcsin arccos arctan arcsinh arccosh arctanh degrees radians rad2deg deg2rad logical_not
-    invert isnan isinf isfinite signbit conjugate spacing bitwise_count"""
+    ceil trunc rint sin cos tan sinh cosh tanh arcsin arccos arctan arcsinh arccosh arctanh degrees radians
+    rad2deg deg2rad logical_not invert isnan isinf isfinite signbit conjugate spacing bitwise_count"""
 _BINARY = """add subtract multiply divide floor_divide remainder power float_power fmod arctan2 hypot logaddexp
     logaddexp2 maximum minimum fmax fmin equal not_equal less less_equal greater greater_equal logical_and logical_or
     logical_xor bitwise_and bitwise_or bitwise_xor left_shift right_shift copysign nextafter heaviside gcd lcm ldexp

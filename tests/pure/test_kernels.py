@@ -171,7 +171,7 @@ def test_a_plain_kernel_is_the_ufunc_itself() -> None:
 def test_conform_copies_only_another_layout(array: Any, other: st.DataObject) -> None:
     (promised,) = specs_of((array,))
     assert conform(array, promised) is array
-    order = other.draw(st.sampled_from("CF"))
+    order: Any = other.draw(st.sampled_from("CF"))
     wanted = np.empty(array.shape, array.dtype, order)
     result = conform(array, specs_of((wanted,))[0])
     assert same_bits(result, array)

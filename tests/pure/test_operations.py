@@ -25,10 +25,14 @@ def test_rows_are_only_ever_appended() -> None:
 
 def test_the_digest_changes_with_any_change_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     before = table_hash()
-    for place, field, value in ((0, "name", "positive"), (3, "inputs", 2), (90, "static", ("axis",)), (5, "number", 9)):
-        changed = list(OPERATIONS)
-        changed[place] = changed[place]._replace(**{field: value})
-        monkeypatch.setattr(operations, "OPERATIONS", tuple(changed))
+    for place in range(0, len(OPERATIONS), 40):
+        for field, value in (("name", "other"), ("inputs", 7), ("static", ("word",)), ("number", 9), ("writes", (5,))):
+            values = dict(OPERATIONS[place]._asdict(), **{field: value})
+            changed = (*OPERATIONS[:place], Operation(**values), *OPERATIONS[place + 1 :])
+            monkeypatch.setattr(operations, "OPERATIONS", changed)
+            assert table_hash() != before
+        changed = (*OPERATIONS[:place], *OPERATIONS[place + 1 :])
+        monkeypatch.setattr(operations, "OPERATIONS", changed)
         assert table_hash() != before
 
 

@@ -203,9 +203,8 @@ def test_a_view_covers_its_buffer_when_each_element_is_seen_once(shape: tuple[in
     buffer = buffer.transpose(order).copy("C").transpose(np.argsort(order).astype(int).tolist())
     base = spec(buffer.shape, buffer.dtype, buffer.strides)
     steps = [data.draw(st.sampled_from((1, 1, -1, 2))) for _ in shape]
-    view = buffer[(..., *[slice(None, None, step) for step in steps])].transpose(
-        data.draw(st.permutations(range(len(shape))))
-    )
+    stepped: Any = (..., *[slice(None, None, step) for step in steps])
+    view = buffer[stepped].transpose(data.draw(st.permutations(range(len(shape)))))
     if data.draw(st.integers(0, 4)) == 4:
         view = np.broadcast_to(view, (2, *view.shape))
     if data.draw(st.integers(0, 4)) == 4 and view.ndim:
