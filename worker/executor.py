@@ -73,6 +73,7 @@ class Executor:
         self.device = device
         self.executed = 0  # the last instruction that came to be run or parked
         self.finished = 0  # the device has finished all up to here, but for what is parked
+        self._resumed: set[int] = set()  # were parked, have been launched since, and the device has not finished them
         self._reported = 0  # the last Completed
         self._send_report = report
         self._send_tell = tell
@@ -144,6 +145,8 @@ class Executor:
             kind, *rest = token
             if kind == "through":
                 self.finished = max(self.finished, rest[0])
+            elif kind == "resumed":
+                self._resumed.difference_update(rest)
             else:
                 self._transfers.reached(token, error)
         self._settle(mark=False)
@@ -173,7 +176,8 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Nothing is held for the session but the lane itself."""
-        return not self._parked and self._board.idle and self._store.idle and self._transfers.idle
+        waiting = self._parked or self._fences or self._resumed
+        return not waiting and self._board.idle and self._store.idle and self._transfers.idle
 
     def counts(self) -> dict[str, int]:
         """How many of each thing the session holds here."""
@@ -199,9 +203,14 @@ class Executor:
 
     def _release(self) -> None:
         """Run what no longer has to wait."""
+        resumed = []
         while (n := self._board.ready()) is not None:
             self._run(n, self._parked.pop(n))
             self._board.done(n)
+            resumed.append(n)
+        if resumed and not self.device.inline:  # marks set before do not cover them
+            self._resumed.update(resumed)
+            self.device.notify(self.device.record(COMPUTE), ("resumed", *resumed))
         while self._fences and self._board.through(self._fences[0][0]) >= self._fences[0][0]:
             self._run(*self._fences.popleft())
         self._settle()
@@ -230,7 +239,8 @@ class Executor:
 
     def through(self) -> int:
         """All instructions up to this one have finished on the device."""
-        return min(self.finished, self._board.through(self.executed))
+        through = min(self.finished, self._board.through(self.executed))
+        return min(through, min(self._resumed) - 1) if self._resumed else through
 
     def report_completed(self, at_rest: bool) -> None:
         """Send Completed if there is news and the worker is about to rest, or a quarter of the window is done."""

@@ -1,0 +1,49 @@
+"""What was once wrong in the runtime, each as the behaviour that it broke."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import interlock as il
+
+SLOW_SIM = {"seed": 1, "delay_s": 0.05, "delay_share": 1.0, "lazy": False}  # each kernel begins 0 to 50 ms late
+
+
+def test_a_refused_operation_does_not_keep_its_operands_alive() -> None:
+    with il.connect("cpu:0") as session:
+        x = il.ones((5,), dtype="i8")
+        with pytest.raises(TypeError):
+            x /= 2.0  # type: ignore[misc]
+        gc.disable()
+        try:
+            with pytest.raises(TypeError):
+                x /= 2.0  # type: ignore[misc]
+            del x
+            session.synchronize()
+            assert session.inspect()["cpu:0"]["arrays"] == 0
+        finally:
+            gc.enable()
+
+
+def test_an_option_of_one_kind_of_device_may_be_given_to_a_session_with_several_kinds() -> None:
+    with il.connect("cpu:0,sim:0", options={"seed": 3}) as session:
+        assert float((il.ones(3, device="cpu:0").to("sim:0") + 1).sum()) == 6.0
+    with pytest.raises(il.InterlockError, match="has no options"):
+        il.connect("cpu:0,sim:0", options={"sead": 3})
+    del session
+
+
+def test_a_failure_of_an_instruction_that_was_parked_tells_its_line() -> None:
+    with il.connect("cpu:0,sim:0", options=SLOW_SIM):
+        x = il.ones((300, 300), dtype="i8", device="cpu:0")
+        indices = (x @ x)[0, :3].to("sim:0")  # 300 each: not there yet, so what uses it is parked
+        y = il.ones(3, device="sim:0")
+        z = y[indices]
+        others = [y + i for i in range(20)]  # overtake it
+        with pytest.raises(IndexError) as raised:
+            z.numpy()
+        assert __file__ in raised.value.__notes__[0]
+        assert np.array_equal(others[3].numpy(), np.full(3, 4.0))
