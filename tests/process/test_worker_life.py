@@ -203,11 +203,11 @@ with il.connect(devices=["cpu:0", "cpu:1", "cpu:2"]) as session:
     print((il.ones(2, device="cpu:1") + 1).tolist(), len(children()))
 """
     done = run_python(script, env=env)
+    assert done.err == ""
     first, *lines = done.out.splitlines()
     assert first == "the worker of cpu:1 ended with exit code 1 at its start; its last lines:"
     assert "  ImportError: libsomething.so.9: not found" in lines
     assert lines[-2:] == ["left: [] [] True", "[2.0, 2.0] 3"]
-    assert done.err == ""
 
 
 def test_a_worker_that_is_not_ready_in_time_is_told_and_ended(
