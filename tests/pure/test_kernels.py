@@ -98,6 +98,7 @@ def test_a_kernel_gives_what_numpy_gives_bit_for_bit(operation: Operation, data:
             assert memory(result) == memory(want)
             continue
         assert type(result) is np.ndarray
+        assert result.dtype == promised.dtype
         if operation.plain:  # nobody conforms these
             assert same_layout(result.strides, promised.strides, promised.shape)
         result = conform(result, promised)
@@ -159,6 +160,16 @@ def test_an_array_divided_by_its_own_row_is_as_in_numpy() -> None:
     b = np.array([[1.0, 2.0], [3.0, 4.0]])
     kernel(BY_NAME["divide"], np)(b, b[0], b)
     assert b.tolist() == [[1, 1], [3, 2]]
+
+
+@pytest.mark.parametrize("name", ["mean", "var", "std"])
+def test_half_precision_is_rounded_once_into_memory_allocated_before(name: str) -> None:
+    operation = BY_NAME[name]
+    array = np.random.default_rng(0).random((50, 999)).astype("f2")
+    static = tuple([{"axis": 1, "dtype": None, "ddof": 0, "keepdims": False}[each] for each in operation.static])
+    out = np.empty(50, "f2")
+    run(operation, out, (array,), static)
+    assert same_bits(out, getattr(np, name)(array, axis=1))
 
 
 def test_a_plain_kernel_is_the_ufunc_itself() -> None:
