@@ -210,7 +210,11 @@ def ravel(spec: Spec, offset: int, order: str = "C") -> View | None:
         axes = memory_order(spec)
         transposed = transpose(spec, offset, axes)
         return reshape(*transposed, -1)
-    return reshape(spec, offset, -1, ravel_order(spec, order))
+    order = ravel_order(spec, order)
+    flags = ghost(spec).flags
+    if not (flags.f_contiguous if order == "F" else flags.c_contiguous):
+        return None  # even where a reshape would be a view: NumPy promises a contiguous result
+    return reshape(spec, offset, -1, order)
 
 
 def ravel_order(spec: Spec, order: str) -> str:

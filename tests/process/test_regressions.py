@@ -47,3 +47,13 @@ def test_a_failure_of_an_instruction_that_was_parked_tells_its_line() -> None:
             z.numpy()
         assert __file__ in raised.value.__notes__[0]
         assert np.array_equal(others[3].numpy(), np.full(3, 4.0))
+
+
+def test_ravel_of_what_is_not_contiguous_is_a_copy() -> None:
+    with il.connect("cpu:0"):
+        for key in (slice(None, None, 2), slice(None, None, -1)):
+            x = il.arange(6, device="cpu:0")
+            flat = x[key].ravel()
+            x[...] = 0
+            assert flat.strides == (8,)
+            assert flat.tolist() == np.arange(6)[key].tolist()
