@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (f"run on {a} and copy to {home}", t["overlapped"], max(t["a"], t["copy"]), t["a"] + t["copy"]),
     ]
     for name, *numbers in rows:
-        print(f"{name:34}", *(f"{'' if number is None else f'{number:.1f}':>9}" for number in numbers))
+        print(f"{name:34}", *(f"{number:9.1f}" for number in numbers if number is not None))
     return 0
 
 
