@@ -9,7 +9,6 @@ Knows nothing of what the events mean.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import threading
 import time
@@ -25,20 +24,20 @@ TICK_S: Final = 0.002  # how long an instruction may lie unsent while the progra
 class Pending:
     """Something that will happen once: a value that was asked for. `fact` is what came, None till then."""
 
-    __slots__ = ("callback", "done", "fact", "lane", "wakeup")
+    __slots__ = ("callback", "done", "fact", "lane", "wakeups")
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
         self.done = False
         self.fact: Any = None
-        self.wakeup: threading.Event | None = None  # of a thread that waits without having the turn
+        self.wakeups: tuple[threading.Event, ...] = ()  # of threads that wait without having the turn
         self.callback: Callable[[], None] | None = None
 
     def happened(self, fact: Any) -> None:
         self.fact = fact
         self.done = True
-        if self.wakeup is not None:
-            self.wakeup.set()
+        for wakeup in self.wakeups:
+            wakeup.set()
         if self.callback is not None:
             self.callback()
 
@@ -52,7 +51,8 @@ class Receiver:
         self._handle = handle
         self._tick = tick
         self._turn = threading.Lock()
-        self._followers: deque[Pending] = deque()
+        self._guard = threading.Lock()  # of the followers
+        self._followers: deque[threading.Event] = deque()
         self._awake = threading.Semaphore(0)
         self._asleep = False
         self._closing = False
@@ -114,24 +114,28 @@ class Receiver:
 
     def _follow(self, pending: Pending, timeout_s: float | None) -> None:
         """Wait to be told by the thread that has the turn: that it happened, or that the turn is free."""
-        pending.wakeup = wakeup = threading.Event()
-        self._followers.append(pending)
-        # The turn may have become free before it could see this one among the followers.
-        if self._turn.acquire(blocking=False):
-            self._turn.release()
-        elif not pending.done:
-            wakeup.wait(timeout_s)
-        pending.wakeup = None
-        with contextlib.suppress(ValueError):
-            self._followers.remove(pending)
+        wakeup = threading.Event()
+        with self._guard:
+            pending.wakeups += (wakeup,)
+            self._followers.append(wakeup)
+        try:
+            # It may have happened, or the turn become free, before this one could be seen among the followers.
+            if not pending.done and self._turn.locked():
+                wakeup.wait(timeout_s)
+        finally:
+            with self._guard:
+                pending.wakeups = tuple(other for other in pending.wakeups if other is not wakeup)
+                self._followers.remove(wakeup)
+            if wakeup.is_set() and not self._turn.locked():
+                self._pass_on()  # it may have been woken to take the turn, and be about to leave
 
     def _pass_on(self) -> None:
         """The turn is free: wake a follower to take it, or let the background thread tick."""
-        for pending in list(self._followers):
-            wakeup = pending.wakeup
-            if not pending.done and wakeup is not None:
-                wakeup.set()
-                return
+        with self._guard:
+            for wakeup in self._followers:
+                if not wakeup.is_set():
+                    wakeup.set()
+                    return
         self.wake()
 
     def _run(self) -> None:
@@ -155,6 +159,6 @@ class Receiver:
                 self._drain()
             finally:
                 self._turn.release()
-            for pending in list(self._followers):
-                if pending.wakeup is not None:
-                    pending.wakeup.set()
+            with self._guard:
+                for wakeup in self._followers:
+                    wakeup.set()
