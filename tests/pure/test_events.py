@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -32,10 +33,8 @@ class FakeEvents:
             return None
 
     def poll(self) -> bytes | None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
         try:
             return self.items.get_nowait()
         except queue.Empty:
