@@ -9,6 +9,7 @@ Knows nothing of what the events mean.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -45,15 +46,26 @@ class Pending:
 class Receiver:
     """Gives the turn of receiving to one thread at a time."""
 
-    def __init__(self, events: Events, handle: Callable[[bytes], None], tick: Callable[[], bool]) -> None:
-        """`handle` is called with each event; `tick` now and then, and says whether there is more to come."""
+    def __init__(
+        self,
+        events: Events,
+        handle: Callable[[bytes], None],
+        tick: Callable[[], bool],
+        busy: Callable[[], bool],
+    ) -> None:
+        """`handle` is called with each event, `tick` now and then while there is work under way.
+
+        Both `tick` and `busy`, a quick look, say whether there is.
+        """
         self._events = events
         self._handle = handle
         self._tick = tick
+        self._busy = busy
         self._turn = threading.Lock()
         self._guard = threading.Lock()  # of the followers
         self._followers: deque[threading.Event] = deque()
-        self._awake = threading.Semaphore(0)
+        self._awake = threading.Lock()  # released to wake the background thread
+        self._awake.acquire()
         self._asleep = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="interlock-events", daemon=True)
@@ -89,13 +101,14 @@ class Receiver:
         """There is work under way: let the background thread tick."""
         if self._asleep:
             self._asleep = False
-            self._awake.release()
+            with contextlib.suppress(RuntimeError):  # another thread woke it at the same moment
+                self._awake.release()
 
     def close(self) -> None:
         """End the background thread; nobody waits any more."""
         self._closing = True
-        self._asleep = False
-        self._awake.release()
+        self._asleep = True
+        self.wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -136,15 +149,19 @@ class Receiver:
                 if not wakeup.is_set():
                     wakeup.set()
                     return
-        self.wake()
+        if self._busy():
+            self.wake()
 
     def _run(self) -> None:
         poll = select.poll()  # not select(), which refuses descriptors above 1023
         poll.register(self._events.fd, select.POLLIN)
         while not self._closing:
             if self._tick():
-                poll.poll(TICK_S * 1000)
-                self.take_in_quietly()
+                if self._turn.locked():  # somebody receives: two would only be in each other's way
+                    self._awake.acquire(timeout=TICK_S)
+                else:
+                    poll.poll(TICK_S * 1000)
+                    self.take_in_quietly()
                 continue
             self._asleep = True
             if self._tick():  # something came between the look and the going to sleep

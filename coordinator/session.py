@@ -135,9 +135,8 @@ class Lane:
                 self.flush()
             else:
                 self.limit = len(self.batch) + STEP if recorder is None else 0
-                self.session.receiver.wake()
-                return
             room = self.in_window()
+        self.session.receiver.wake()
         if not room:
             self.session.await_credit(self)
 
@@ -174,7 +173,6 @@ class Lane:
                 self.known = {}
                 specs = (*specs, m.FORGET_SPECS)
         self._outlet.send(self._pack((_BATCH_TAG, first, specs, batch)))
-        self.session.receiver.wake()
 
     def send(self, message: Message) -> None:
         """A message beside the instructions. The caller holds the lock."""
@@ -339,7 +337,7 @@ class Session:
         page[...] = 0
         self.progress = memoryview(page)
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
-        self.receiver = Receiver(self._events, self._handle, self._tick)
+        self.receiver = Receiver(self._events, self._handle, self._tick, self._busy)
         self._watch = Watch(self._tell_lost)
         make = GatedLane if self._gated else Lane
         try:
@@ -540,8 +538,12 @@ class Session:
         self.check_open()
         started = time.monotonic_ns() if self.recorder is not None else 0
         pending = self._ask(lane, ref, site)
-        if not self.receiver.wait(pending, timeout):
-            raise TimeoutError(self._why_waiting(lane, timeout))
+        try:
+            if not self.receiver.wait(pending, timeout):
+                raise TimeoutError(self._why_waiting(lane, timeout))
+        except BaseException:  # Ctrl-C, too
+            self.abandon(pending)
+            raise
         if self.recorder is not None:
             self.recorder.blocked("read", site, started)
         return self.value(pending, spec)
@@ -549,7 +551,20 @@ class Session:
     def ask(self, lane: Lane, ref: Ref, site: Site | None) -> Pending:
         """Ask for an array's elements without waiting; `value` makes an array of the answer."""
         self.check_open()
-        return self._ask(lane, ref, site)
+        pending = self._ask(lane, ref, site)
+        self.receiver.wake()  # nobody else may be receiving
+        return pending
+
+    def abandon(self, pending: Pending) -> None:
+        """Nobody waits for this answer any more: what it lends is given back, now or when it comes."""
+        with self.lock:
+            for request, other in self._pending.items():
+                if other is pending:
+                    del self._pending[request]
+                    return
+            fact, lane = pending.fact, self.lanes[pending.lane]
+            if isinstance(fact, m.Value) and type(fact.place) is tuple and lane.lost is None:
+                lane.send(m.Returned((fact.place[1],)))
 
     def value(self, pending: Pending, spec: Spec) -> np.ndarray[Any, Any]:
         """The elements that came for a pending read."""
@@ -652,6 +667,7 @@ class Session:
                 return
             match message:
                 case m.Value():
+                    self._completed(message.lane, message.through)
                     pending = self._pending.pop(message.request, None)
                     if pending is not None:
                         pending.happened(message)
@@ -750,6 +766,10 @@ class Session:
         self._mappings.forget(lane.worker.identity)
 
     # -- the background thread
+
+    def _busy(self) -> bool:
+        """There is work under way; a look without the lock, that a tick will make sure of."""
+        return any(lane.lost is None and lane.unfinished() for lane in self.lanes)
 
     def _tick(self) -> bool:
         """Send what lies unsent; True while there is work under way."""

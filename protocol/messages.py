@@ -178,6 +178,7 @@ class Value(NamedTuple):
     request: int
     place: Any  # a Place, or None
     failure: tuple[Any, ...] | None  # as the worker's Failure: (root, kind, text, traceback, detail, path)
+    through: int = 0  # as in Completed, so that a read needs no second message
 
 
 class Released(NamedTuple):

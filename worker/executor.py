@@ -239,7 +239,9 @@ class Executor:
 
     def through(self) -> int:
         """All instructions up to this one have finished on the device."""
-        through = min(self.finished, self._board.through(self.executed))
+        # On an inline device the instruction that is being run counts: who asks is about to answer for it.
+        finished = self.executed if self.device.inline else self.finished
+        through = min(finished, self._board.through(self.executed))
         return min(through, min(self._resumed) - 1) if self._resumed else through
 
     def report_completed(self, at_rest: bool) -> None:
@@ -253,6 +255,9 @@ class Executor:
 
     def _report(self, message: Message) -> None:
         self._report_failures()  # the session knows of a failure before it meets it
+        if type(message) is Value:
+            self._reported = through = max(self._reported, self.through())
+            message = message._replace(through=through)
         self._send_report(message)
 
     def _tell(self, lane: int, message: Message) -> None:

@@ -48,7 +48,7 @@ class Bench:
         self.events = FakeEvents()
         self.things: dict[bytes, Pending] = {}
         self.busy = False
-        self.receiver = Receiver(self.events, self.handle, lambda: self.busy)  # type: ignore[arg-type]
+        self.receiver = Receiver(self.events, self.handle, lambda: self.busy, lambda: self.busy)  # type: ignore[arg-type]
 
     def thing(self, name: bytes) -> Pending:
         return self.things.setdefault(name, Pending(0))
