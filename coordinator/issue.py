@@ -138,7 +138,7 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
             if entry is None:
                 return call(operation, (left, right))
         if kind is type(left) and right._lane is not lane:
-            raise _elsewhere(left, right)
+            raise _elsewhere(left._lane, right._lane)
         code, spec, id, weight, _, _ = entry
         frame = _FRAME(1)
         site = frame.f_code
@@ -281,10 +281,9 @@ def call(
         if isinstance(operand, Handle):
             if lane is None:
                 lane = operand._lane
-                first = operand
                 cls = cls or type(operand)
             elif operand._lane is not lane:
-                raise _elsewhere(first, operand)
+                raise _elsewhere(lane, operand._lane)
             if cls is None or operand._spec is not GENERATOR:
                 cls = type(operand)
     assert lane is not None
@@ -385,8 +384,7 @@ def transfer(array: Any, target: Lane, site: Site) -> Any:
     return handle(type(array), target, session.transfer(array._ref, source, target, spec, site), spec)
 
 
-def _elsewhere(left: Any, right: Any) -> ValueError:
-    a, b = left._lane, right._lane
+def _elsewhere(a: Lane, b: Lane) -> ValueError:
     if a.session is not b.session:
         return ValueError("operands belong to different sessions: read one and make a new array in the other's session")
     return ValueError(
