@@ -130,8 +130,12 @@ class Array(Handle):
             loop.call_soon_threadsafe(tell)
 
         pending.callback = happened
-        if not pending.done:
-            await arrived
+        try:
+            if not pending.done:
+                await arrived
+        except BaseException:  # it was cancelled
+            session.abandon(pending)
+            raise
         return session.value(pending, self._spec)
 
     def item(self, *index: Any) -> Any:
