@@ -58,7 +58,8 @@ def connect(
     if address is not None:
         session = Session(_adopt(address, devices), gate=gate, window=window, memory=memory)
     else:
-        session = _start(workers.check_devices(devices or default_devices()), gate, window, memory, options or {})
+        named = workers.check_devices(default_devices() if devices is None else devices)
+        session = _start(named, gate, window, memory, options or {})
     with _lock:
         session.previous = _default
         _default = session
@@ -86,10 +87,12 @@ def count_gpus() -> int:
 
 def _start(devices: list[str], gate: str, window: int, memory: int | None, options: dict[str, Any]) -> Session:
     folder = private_folder()
+    processes: list[workers.Process] = []
     try:
         processes, adopted = workers.start(devices, folder, memory, options)
         return Session(adopted, processes, folder=folder, gate=gate, window=window, memory=memory)
     except BaseException:
+        workers.stop(processes, 0.0)
         remove_folder(folder)
         raise
 
@@ -104,13 +107,15 @@ def _adopt(address: str, devices: Sequence[str] | None) -> list[workers.Adopted]
         )
     found = [workers.Adopted(name, endpoint, Identity(*identity)) for name, endpoint, identity in parse_roster(answer)]
     if devices is None:
+        if not found:
+            raise InterlockError(f"the launcher at {address} has no workers: see `interlock status`")
         return found
     chosen = []
     for name in workers.check_devices(devices):
-        worker = next((w for w in found if w.device == name and w not in chosen), None)
+        worker = next((w for w in found if w.device == name), None)
         if worker is None:
-            there = ", ".join(w.device for w in found)
-            raise ValueError(f"the launcher at {address} has no free worker for {name}: it has {there}")
+            there = ", ".join(w.device for w in found) or "none at all"
+            raise ValueError(f"the launcher at {address} has no worker for {name}: it has {there}")
         chosen.append(worker)
     return chosen
 

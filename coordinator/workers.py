@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -41,14 +42,17 @@ def check_devices(names: Sequence[str]) -> list[str]:
     """The names of devices, such as "cpu:0", checked; "cpu" is "cpu:0".
 
     Raises:
-        ValueError: it is no device's name.
+        ValueError: it is no device's name, or there is none, or one is there twice.
     """
     checked = []
     for name in names:
         kind, _, index = str(name).strip().partition(":")
-        if kind not in KINDS or not (index or "0").isdigit():
+        if kind not in KINDS or not re.fullmatch("[0-9]{0,6}", index):
             raise ValueError(f"{name!r} is not a device: use one of {', '.join(KINDS)} with a number, such as 'cpu:0'")
-        checked.append(f"{kind}:{int(index or 0)}")
+        device = f"{kind}:{int(index or 0)}"
+        if device in checked:
+            raise ValueError(f"{device} is named twice: one worker serves a device")
+        checked.append(device)
     if not checked:
         raise ValueError("no devices: name at least one, such as 'cpu:0'")
     return checked

@@ -229,13 +229,9 @@ def parse_devices(text: str | None) -> list[str]:
             raise Mistaken(f"cuda:all: no GPU can be used here: {graphics()['why_none']}")
         names += [f"cuda:{index}" for index in range(gpus)]
     try:
-        checked = check_devices(names)
+        return check_devices(names)
     except ValueError as error:
         raise Mistaken(str(error)) from None
-    twice = next((name for name in checked if checked.count(name) > 1), None)
-    if twice is not None:
-        raise Mistaken(f"{twice} is named twice: one worker serves any number of programs")
-    return checked
 
 
 # -- up ---------------------------------------------------------------------------------------------------------------
