@@ -150,12 +150,11 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
         with lane.lock:
             if id not in lane.known:
                 lane.define(spec)
+            if weight:
+                lane.expect(weight)
             batch = lane.batch
             batch.append((code, out, id, left._ref, ref))
             lane.sites.append((site, offset))
-            if weight:
-                lane.heavy += weight
-                lane.limit = 0
         made = new(type(left))
         made._base = None
         made._lane = lane

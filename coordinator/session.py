@@ -107,12 +107,24 @@ class Lane:
 
     def append(self, instruction: Instruction, site: Site | None, nbytes: int = 0) -> int:
         """Add an instruction and return its number. The caller holds the lock, and calls `full` after releasing it."""
+        if nbytes >= INLINE:
+            self.expect(nbytes)
         self.batch.append(instruction)
         self.sites.append(site)
-        if nbytes >= INLINE:
-            self.heavy += nbytes
-            self.limit = 0
         return self.first + len(self.batch) - 1
+
+    def expect(self, nbytes: int) -> None:
+        """A large result is about to be issued: what was dropped makes room for it first, and the batch leaves soon."""
+        self.heavy += nbytes
+        self.limit = 0
+        if self.dropped:
+            self.free()
+
+    def free(self) -> None:
+        """Issue the FREE of the buffers whose last handle has gone."""
+        dropped = self.dropped
+        self.batch.append((Control.FREE, *[dropped.popleft() for _ in range(len(dropped))]))
+        self.sites.append(None)
 
     def define(self, spec: Spec) -> None:
         """Let the worker know a spec, with the batch that uses it first."""
@@ -142,10 +154,8 @@ class Lane:
 
     def flush(self) -> None:
         """Send what was issued, and the buffers that were dropped. The caller holds the lock."""
-        dropped = self.dropped
-        if dropped:
-            ids = [dropped.popleft() for _ in range(len(dropped))]
-            self.append((Control.FREE, *ids), None)
+        if self.dropped:
+            self.free()
         batch = self.batch
         if not batch or self.lost is not None:
             return
@@ -471,15 +481,18 @@ class Session:
             target.define(spec)
             send = (Control.SEND, ref, ticket, target.index)
             recv = (Control.RECV, buffer, spec.id, ticket, source.index)
-            n = target.first + len(target.batch)
             if self._gated:
-                self.recvs[ticket] = (target.index, n)
-            source.append(send, site)
-            if self._gated:
+                # Here the send must be before the gate when the recv comes, which waits for it.
+                if spec.nbytes >= INLINE:
+                    target.expect(spec.nbytes)
+                self.recvs[ticket] = (target.index, target.first + len(target.batch))
+                source.append(send, site)
                 source.flush()
-            target.append(recv, site, spec.nbytes)
-            if self._gated:
+                target.append(recv, site)
                 target.flush()
+            else:
+                source.append(send, site)
+                target.append(recv, site, spec.nbytes)
         for lane in (source, target):
             if len(lane.batch) >= lane.limit:
                 lane.full()
