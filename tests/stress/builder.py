@@ -47,9 +47,10 @@ class Builder:
         self._next = 0
         self._makers: list[tuple[Callable[[], object], float]] = [
             (self.create, 6), (self.send, 14), (self.binary, 14), (self.unary, 3), (self.inplace, 12),
-            (self.assign, 10), (self.overwrite, 4), (self.update, 5), (self.view, 12), (self.reduce, 4), (self.matmul, 3), (self.copy, 2),
-            (self.take, 4), (self.put, 4), (self.draw, 4), (self.join, 2), (self.choose, 2), (self.drop, 8),
-            (self.read, 2), (self.slow, 2), (self.synchronize, 0.3), (self.fail, 1.5 if failures else 0),
+            (self.assign, 10), (self.overwrite, 4), (self.update, 5), (self.view, 12), (self.reduce, 4),
+            (self.matmul, 3), (self.copy, 2), (self.take, 4), (self.put, 4), (self.draw, 4),
+            (self.join, 2), (self.choose, 2), (self.drop, 8), (self.read, 2), (self.slow, 2),
+            (self.synchronize, 0.3), (self.fail, 1.5 if failures else 0),
         ]  # fmt: skip
         weights = np.array([weight for _, weight in self._makers])
         self._weights = weights / weights.sum()

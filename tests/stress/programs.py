@@ -71,11 +71,13 @@ def _permuted(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Gener
 
 
 def _strided(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
-    return _values(tuple(2 * extent for extent in shape), dtype, rng)[_steps(shape, 2)]
+    made: Array = _values(tuple(2 * extent for extent in shape), dtype, rng)[_steps(shape, 2)]
+    return made
 
 
 def _backwards(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
-    return _values(shape, dtype, rng)[_steps(shape, -1)]
+    made: Array = _values(shape, dtype, rng)[_steps(shape, -1)]
+    return made
 
 
 LAYOUTS: dict[str, Callable[[tuple[int, ...], np.dtype[Any], np.random.Generator], Array]] = {

@@ -25,6 +25,7 @@ ON_QUEUES = (
 BUDGET_S = 30.0  # they are found within two or three
 
 
+@pytest.mark.filterwarnings("ignore")  # a faulty worker may upset the frontend in any way
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PROGRAM", (str(Path(__file__).with_name("planted_worker.py")), fault))
@@ -34,11 +35,11 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     while time.monotonic() < deadline:
         options = {"seed": first, "delay_share": 0.5, "lazy": False} if fault in ON_QUEUES else {}
         setting = Setting(SIMS if fault in ON_QUEUES else HOST, options=options)
-        with setting.session() as session:
-            for seed in range(first, first + 20):
-                try:
+        try:
+            with setting.session() as session:
+                for seed in range(first, first + 20):
                     play(session, setting, program(seed, 120))
-                except Wrong:
-                    return
+        except (Wrong, KeyError):  # KeyError: the frontend was told twice that its memory is free
+            return
         first += 20
     pytest.fail(f"{first} programs did not find it")
