@@ -28,7 +28,7 @@ _WHERE = {
     **dict.fromkeys(_ERRORS, "protocol.errors"),
     **dict.fromkeys(_CLIENT, "coordinator.client"),
     "Array": "coordinator.array",
-    "Device": "coordinator.session",
+    "Device": "coordinator.lane",
     "Session": "coordinator.session",
     "trace": "coordinator.tracing",
     "Trace": "coordinator.tracing",

@@ -28,7 +28,7 @@ from .issue import (
     unary_method,
     user_site,
 )
-from .session import Device
+from .lane import Device
 
 Axis = int | tuple[int, ...] | None
 

@@ -18,7 +18,8 @@ from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
 from ..protocol.supervision import ROSTER, parse_roster
 from . import workers
-from .session import Device, Lane, Session, close_all
+from .lane import Device, Lane
+from .session import Session, close_all
 
 _default: Session | None = None
 _lock = threading.RLock()

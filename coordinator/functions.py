@@ -18,7 +18,7 @@ from .array import Array, _dtype
 from .client import lane_of
 from .infer import like_order, scalar_ref
 from .issue import Handle, call, user_site
-from .session import Device, Lane
+from .lane import Device, Lane
 
 Where = Device | str | None
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,13 +29,10 @@ from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .failures import Site
 from .infer import GENERATOR, check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
-
-if TYPE_CHECKING:
-    from .session import Lane
+from .lane import BIG, Lane
 
 _FRAME: Final = sys._getframe
 _LIBRARIES: Final = (str(Path(__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep)
-BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves
 _KEPT: Final = 100_000
 ArrayLike = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
 

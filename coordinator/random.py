@@ -13,7 +13,7 @@ from .array import Array, _dtype
 from .client import lane_of
 from .infer import GENERATOR, scalar_ref, seed_words
 from .issue import Handle, call
-from .session import Device
+from .lane import Device
 
 Size = int | tuple[int, ...] | None
 

@@ -17,7 +17,7 @@ from .failures import Site, place
 from .timeline import Blocked, Issued, Moved, Ran
 
 if TYPE_CHECKING:
-    from .session import Lane
+    from .lane import Lane
 
 _CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence")
 _STREAMS: Final = ("compute", "h2d", "d2h", "peer")

@@ -1,0 +1,275 @@
+"""The stream of instructions to one worker: batches, the window, what has been completed, what is remembered of it.
+
+A lane is guarded by its session's lock. It sends, and decides when; what the instructions mean is not its concern,
+but for the buffers that they read and write, under gate="coordinator".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from ..protocol import messages as m
+from ..protocol.accesses import accesses, buffer_of
+from ..protocol.codec import encode, packer
+from ..protocol.messages import Control, Instruction, Message
+from ..protocol.sockets import Outlet
+from ..protocol.specs import Spec
+from . import failures, workers
+from .events import Pending
+from .failures import Site
+
+if TYPE_CHECKING:
+    from .session import Session
+
+BATCH: Final = 64  # instructions that leave together at the most
+FIRST_LOOK: Final = 1  # the first instruction of a batch leaves at once if its worker has nothing to do
+STEP: Final = 16  # after that many more, look again
+HEAVY: Final = 256 * 1024  # bytes of results in a batch, beyond which the worker should not wait for more
+KNOWN: Final = 50_000  # specs that a worker is made to remember
+BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves, and for the window
+_BATCH_TAG: Final = m.TAGS[m.Batch]
+
+
+class Device:
+    """One device of a session. `str(device)` is its name."""
+
+    __slots__ = ("index", "kind", "lane")
+
+    def __init__(self, name: str, lane: Lane) -> None:
+        kind, _, index = name.partition(":")
+        self.kind = kind
+        self.index = int(index)
+        self.lane = lane
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"<interlock device {self}>"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return str(self) == other
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+class Lane:
+    """The stream of instructions to one worker. Everything here is guarded by the session's lock."""
+
+    def __init__(self, session: Session, index: int, worker: workers.Adopted, name: bytes) -> None:
+        self.session = session
+        self.index = index
+        self.worker = worker
+        self.device = Device(worker.device, self)
+        self.lock = session.lock
+        self.next_id = session.next_id
+        self.batch: list[Instruction] = []  # issued and not sent
+        self.sites: list[Site | None] = []  # the user's line of each
+        self.first = 1  # the number of batch[0]
+        self.limit = FIRST_LOOK  # at this length of the batch, `full` decides
+        self.heavy = 0  # bytes of large results in the batch
+        self.known: dict[int, Spec] = {}  # by id: specs that the worker knows, or that are in `specs`
+        self.specs: list[Spec] = []  # to be sent with the next batch
+        self.dropped: deque[int] = deque()  # buffers whose last handle went; filled by finalisers, from any thread
+        self.completed = 0  # as far as events have told
+        self.log: deque[tuple[int, list[Site | None]]] = deque()  # sites of what was sent and is not completed
+        self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
+        self.lost: Exception | None = None
+        self.credit: Pending | None = None  # of those who wait for room in the window
+        self._bytes_sent = 0
+        self._bytes_done = 0
+        self._pack = packer()
+        self._outlet = Outlet(worker.endpoint, name=name)
+
+    # -- issuing
+
+    def append(self, instruction: Instruction, site: Site | None, nbytes: int = 0) -> int:
+        """Add an instruction and return its number. The caller holds the lock, and calls `full` after releasing it."""
+        if nbytes >= BIG:
+            self.expect(nbytes)
+        self.batch.append(instruction)
+        self.sites.append(site)
+        return self.first + len(self.batch) - 1
+
+    def expect(self, nbytes: int) -> None:
+        """A large result is about to be issued: what was dropped makes room for it first, and the batch leaves soon."""
+        self.heavy += nbytes
+        self.limit = 0
+        if self.dropped:
+            self.free()
+
+    def free(self) -> None:
+        """Issue the FREE of the buffers whose last handle has gone."""
+        dropped = self.dropped
+        self.batch.append((Control.FREE, *[dropped.popleft() for _ in range(len(dropped))]))
+        self.sites.append(None)
+
+    def define(self, spec: Spec) -> None:
+        """Let the worker know a spec, with the batch that uses it first."""
+        if spec.id not in self.known:
+            self.known[spec.id] = spec
+            self.specs.append(spec)
+
+    def full(self) -> None:
+        """The batch has grown to its limit: send it, or wait for more. Called without the lock; may wait for credit."""
+        with self.lock:
+            if self.lost is not None:
+                self.batch.clear()
+                self.sites.clear()
+                self.dropped.clear()
+                raise failures.again(self.lost)
+            recorder = self.session.recorder
+            if recorder is not None:
+                recorder.note(self)
+            if len(self.batch) >= BATCH or self.heavy > HEAVY or self.dry():
+                self.flush()
+            else:
+                self.limit = len(self.batch) + STEP if recorder is None else 0
+            room = self.in_window()
+        self.session.receiver.wake()
+        if not room:
+            self.session.await_credit(self)
+
+    def flush(self) -> None:
+        """Send what was issued, and the buffers that were dropped. The caller holds the lock."""
+        if self.dropped:
+            self.free()
+        batch = self.batch
+        if not batch or self.lost is not None:
+            return
+        recorder = self.session.recorder
+        if recorder is not None:
+            recorder.note(self)
+        first = self.first
+        self.first += len(batch)
+        self.log.append((first, self.sites))
+        if self.heavy:
+            self._bytes_sent += self.heavy
+            self.bytes.append((self.first - 1, self._bytes_sent))
+            self.heavy = 0
+        self.batch = []
+        self.sites = []
+        self.limit = FIRST_LOOK if recorder is None else 0
+        self._forward(first, batch)
+
+    def _forward(self, first: int, batch: list[Instruction]) -> None:
+        specs: tuple[tuple[Any, ...], ...] = ()
+        if self.specs:
+            specs = tuple((s.id, s.shape, s.dtype.str, s.strides) for s in self.specs)
+            self.specs = []
+            if len(self.known) > KNOWN:  # a program of ever new shapes: both sides start afresh
+                self.known = {}
+                specs = (*specs, m.FORGET_SPECS)
+        self._outlet.send(self._pack((_BATCH_TAG, first, specs, batch)))
+
+    def send(self, message: Message) -> None:
+        """A message beside the instructions. The caller holds the lock."""
+        self._outlet.send(encode(message))
+
+    # -- how far it has come
+
+    def through(self) -> int:
+        """All instructions up to this one have finished, as far as is known here."""
+        seen: int = self.session.progress[self.index]
+        return seen if seen > self.completed else self.completed
+
+    def dry(self) -> bool:
+        """The worker has nothing more to do."""
+        return self.through() >= self.first - 1
+
+    def in_window(self, share: float = 1.0) -> bool:
+        """Fewer instructions, and fewer bytes of results, are on the way than (this share of) the window allows."""
+        through = self.through()
+        while self.bytes and self.bytes[0][0] <= through:
+            self._bytes_done = self.bytes.popleft()[1]
+        session = self.session
+        return (
+            self.first - 1 - through < session.window * share
+            and self._bytes_sent - self._bytes_done < session.window_bytes * share
+        )
+
+    def unfinished(self) -> bool:
+        return bool(self.batch or self.dropped) or self.completed < self.first - 1
+
+    def note_completed(self, through: int) -> None:
+        self.completed = max(self.completed, through)
+        log = self.log
+        while log and log[0][0] + len(log[0][1]) - 1 <= through:
+            log.popleft()
+
+    def site(self, n: int) -> Site | None:
+        """The user's line that issued instruction n, if it is still remembered."""
+        for first, sites in self.log:
+            if first <= n < first + len(sites):
+                return sites[n - first]
+        return self.sites[n - self.first] if 0 <= n - self.first < len(self.sites) else None
+
+    def lose(self, error: Exception) -> None:
+        """Nothing more can be sent."""
+        self.lost = error
+        self.limit = 0
+        self.batch.clear()
+        self.sites.clear()
+
+    def close(self, linger_ms: int) -> None:
+        self._outlet.close(linger_ms)
+
+
+class GatedLane(Lane):
+    """A lane under gate="coordinator": an instruction is held here, and the lane with it, until its waits are over."""
+
+    def __init__(self, session: Session, index: int, worker: workers.Adopted, name: bytes) -> None:
+        super().__init__(session, index, worker, name)
+        self._ready: list[Instruction] = []
+        self._ready_first = 1
+        self._held: deque[Instruction] = deque()
+        session.gate.open(index)
+
+    def _forward(self, first: int, batch: list[Instruction]) -> None:
+        self.scan(first, batch)
+        self.forward_ready()
+
+    def scan(self, first: int, batch: list[Instruction]) -> None:
+        """Put instructions before the gate, in the order of issue."""
+        for n, instruction in enumerate(batch, first):
+            if self.session.gate.submit(self.index, n, self._waits(n, instruction)):
+                self._ready.append(instruction)
+            else:
+                self._held.append(instruction)
+
+    def _waits(self, n: int, instruction: Instruction) -> tuple[tuple[int, int], ...]:
+        session = self.session
+        if instruction[0] == Control.SEND:
+            recv = session.recvs.pop(instruction[2])
+            buffer = buffer_of(instruction[1])
+            assert buffer is not None
+            session.hazards.sent(buffer, *recv)
+            session.sends[recv] = (self.index, n)
+            return ()
+        if instruction[0] == Control.RECV:
+            return (session.sends.pop((self.index, n)),)
+        waits = tuple(wait for buffer in accesses(instruction)[1] for wait in session.hazards.waits_of_write(buffer))
+        if instruction[0] == Control.FREE:
+            for buffer in instruction[1:]:
+                session.hazards.freed(buffer)
+        return waits
+
+    def release(self) -> None:
+        """The gate has opened for the first that is held."""
+        self._ready.append(self._held.popleft())
+
+    def forward_ready(self) -> None:
+        if self._ready:
+            first, batch = self._ready_first, self._ready
+            self._ready_first += len(batch)
+            self._ready = []
+            super()._forward(first, batch)
+
+    def lose(self, error: Exception) -> None:
+        super().lose(error)
+        self._ready.clear()
+        self._held.clear()
