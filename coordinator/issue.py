@@ -14,6 +14,7 @@ What the hot path leaves out, and why it may:
 
 from __future__ import annotations
 
+import marshal
 import os
 import sys
 from collections.abc import Callable
@@ -23,12 +24,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.messages import ARRAYS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Ref
+from ..protocol.messages import ARRAYS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Ref
 from ..protocol.operations import BY_NAME, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .failures import Site
-from .infer import GENERATOR, check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
+from .infer import check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
 from .lane import BIG, Lane
 
 _FRAME: Final = sys._getframe
@@ -247,11 +248,6 @@ def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any
 _inferred: dict[tuple[Any, ...], Any] = {}
 
 
-def _typed(value: Any) -> Any:
-    """A key in which 1, 1.0 and True differ, whatever they are nested in."""
-    return (tuple, *map(_typed, value)) if type(value) is tuple else (type(value), value)
-
-
 def call(
     operation: Operation,
     operands: tuple[Any, ...],
@@ -268,68 +264,76 @@ def call(
         static: as the table says.
         into: an array that the result is written to, instead of a new one.
         lane: where, if no operand says so.
-        cls: the class of the new arrays, if no operand says so.
+        cls: the class of the new arrays; None for that of the operands.
 
     Returns:
         The new array, a tuple of them, `into`, or None.
     """
-    for operand in (*operands, into):
+    site = user_site(2)
+    arrays = True
+    for operand in operands if into is None else (*operands, into):
         if isinstance(operand, Handle):
             if lane is None:
                 lane = operand._lane
-                cls = cls or type(operand)
             elif operand._lane is not lane:
                 raise _elsewhere(lane, operand._lane)
-            if cls is None or operand._spec is not GENERATOR:
+            if cls is None:
                 cls = type(operand)
+        else:
+            arrays = False
     assert lane is not None
     assert cls is not None
-    site = user_site(2)
-    given = tuple(_as_operand(operand, lane, cls, site) for operand in operands)
-    described = tuple(each._spec if isinstance(each, Handle) else each for each in given)
-    found = _infer(operation, described, static, None if into is None else into._spec)
-    specs = () if into is not None else found.specs
-    results = found.specs[0] if found.specs else described[0]
-    refs = tuple(
-        each._ref if isinstance(each, Handle) else _scalar_ref(operation, described, place, results, found)
-        for place, each in enumerate(given)
-    )
+    described: tuple[Any, ...]
+    if arrays:
+        described = tuple([each._spec for each in operands])
+    else:
+        operands = tuple([_as_operand(operand, lane, cls, site) for operand in operands])
+        described = tuple([each._spec if isinstance(each, Handle) else each for each in operands])
+    found = _infer(operation, described, static, None if into is None else into._spec, arrays)
+    specs: tuple[Spec, ...] = () if into is not None else found.specs
+    refs: tuple[Any, ...]
+    if arrays:
+        refs = tuple([each._ref for each in operands])
+    else:
+        result = found.specs[0] if found.specs else described[0]
+        refs = tuple(
+            [
+                each._ref if isinstance(each, Handle) else _scalar_ref(operation, described, place, result, found)
+                for place, each in enumerate(operands)
+            ]
+        )
     out = lane.next_id()
-    for _ in specs[1:]:
-        lane.next_id()  # outputs are numbered one after the other
-    with lane.lock:
-        if lane.lost is None:
-            for spec in specs:
-                lane.define(spec)
-        weight = sum(map(_weight, specs))
+    instruction: tuple[Any, ...]
+    if arrays and into is None and operation.plain:
+        instruction = (4 * operation.number + ARRAYS, out, specs[0].id, *refs)
+    else:
         target = None if into is None else into._ref
-        lane.append(_instruction(operation, out, specs, refs, given, static, target), site, weight)
-    made = tuple(handle(cls, lane, out + place, spec) for place, spec in enumerate(specs))
+        ids = tuple([spec.id for spec in specs])
+        instruction = (4 * operation.number + GENERAL, out, ids, refs, static, target)
+    with lane.lock:
+        weight = 0
+        for spec in specs:
+            lane.define(spec)
+            weight += _weight(spec)
+        lane.append(instruction, site, weight)
+    if len(specs) == 1:
+        made = handle(cls, lane, out, specs[0])
+    else:
+        made = tuple([handle(cls, lane, out + place * NEXT_OUTPUT, spec) for place, spec in enumerate(specs)]) or into
     if len(lane.batch) >= lane.limit:
         lane.full()
-    return into if into is not None else made[0] if len(made) == 1 else made or None
+    return made
 
 
-def _instruction(
-    operation: Operation,
-    out: int,
-    specs: tuple[Spec, ...],
-    refs: tuple[Any, ...],
-    given: tuple[Any, ...],
-    static: tuple[Any, ...],
-    into: Any,
-) -> tuple[Any, ...]:
-    """The shortest form that says it all."""
-    if operation.plain and into is None and all(isinstance(each, Handle) for each in given):
-        return (4 * operation.number + ARRAYS, out, specs[0].id, *refs)
-    return (4 * operation.number + GENERAL, out, tuple(spec.id for spec in specs), refs, static, into)
-
-
-def _infer(operation: Operation, described: tuple[Any, ...], static: tuple[Any, ...], target: Spec | None) -> Any:
-    parts = tuple(each if type(each) is Spec else weak_key(each) for each in described)
-    key = (operation.number, parts, _typed(static), target)
+def _infer(
+    operation: Operation, described: tuple[Any, ...], static: tuple[Any, ...], target: Spec | None, arrays: bool
+) -> Any:
+    """What the operation gives, from the table or inferred; `arrays`: no operand is a scalar."""
+    parts = described if arrays else tuple([each if type(each) is Spec else weak_key(each) for each in described])
+    # The dump of the static values tells 1, 1.0 and True apart, whatever they are nested in, as == does not.
+    key = (operation.number, parts, marshal.dumps(static, 2) if static else b"", target)
     found = _inferred.get(key)
-    if found is None or not all(found.low <= each <= found.high for each in described if type(each) is int):
+    if found is None or not (arrays or all(found.low <= each <= found.high for each in described if type(each) is int)):
         if target is None:
             found = infer(operation, described, static)
         else:
@@ -363,7 +367,7 @@ def upload(data: Any, lane: Lane, cls: type[Any], site: Site, order: str = "K") 
         data = data.astype(data.dtype.newbyteorder("="))
     check_dtype(data.dtype)
     layout = spec_of(data.shape, data.dtype, data.strides)
-    (spec,) = _infer(BY_NAME["copy"], (layout,), (order,), None).specs
+    (spec,) = _infer(BY_NAME["copy"], (layout,), (order,), None, True).specs
     session = lane.session
     session.check_open()
     return handle(cls, lane, session.upload(lane, data, spec, site), spec)
@@ -376,7 +380,7 @@ def transfer(array: Any, target: Lane, site: Site) -> Any:
     if target.session is not session:
         raise ValueError("the target device belongs to another session; read the array there and make a new one here")
     session.check_open()
-    (spec,) = _infer(BY_NAME["copy"], (array._spec,), ("K",), None).specs
+    (spec,) = _infer(BY_NAME["copy"], (array._spec,), ("K",), None, True).specs
     return handle(type(array), target, session.transfer(array._ref, source, target, spec, site), spec)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from .messages import CONTROLS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction, Ref
+from .messages import CONTROLS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction, Ref
 from .operations import BY_NUMBER
 
 Buffers = tuple[int, ...]
@@ -33,7 +33,7 @@ def accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
         return _control_accesses(instruction)
     form = code % 4
     if form == GENERAL:
-        _, out, specs, operands, _, into = instruction
+        _, _, _, operands, _, into = instruction
         operation = BY_NUMBER[code // 4]
         written = [operands[place] for place in operation.writes]
         if into is not None:
@@ -43,7 +43,7 @@ def accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
             del reads[0]  # all of it is overwritten
         if into is not None and type(into) is not int:
             reads.append(into)
-        return _buffers(tuple(reads)), (*range(out, out + len(specs)), *_buffers(tuple(written)))
+        return _buffers(tuple(reads)), (*[buffer for buffer, _ in outputs(instruction)], *_buffers(tuple(written)))
     if form == SCALAR_RIGHT:
         return _buffers(instruction[3:4]), (instruction[1],)
     if form == SCALAR_LEFT:
@@ -70,6 +70,6 @@ def outputs(instruction: Instruction) -> Iterator[tuple[int, int]]:
         yield instruction[1], instruction[2]
     elif code >= CONTROLS:
         if code % 4 == GENERAL:
-            yield from enumerate(instruction[2], instruction[1])
+            yield from ((instruction[1] + place * NEXT_OUTPUT, spec) for place, spec in enumerate(instruction[2]))
         else:
             yield instruction[1], instruction[2]

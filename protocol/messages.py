@@ -48,6 +48,7 @@ ARRAYS: Final = 0  # (code, out, spec, *refs of arrays)
 SCALAR_RIGHT: Final = 1  # (code, out, spec, ref, plain scalar)
 SCALAR_LEFT: Final = 2  # (code, out, spec, plain scalar, ref)
 GENERAL: Final = 3  # (code, first out, specs, operands, static, into): into is a Ref to write, or None
+NEXT_OUTPUT: Final = 1 << 48  # the outputs of an operation that has several: out, out + NEXT_OUTPUT, ...
 
 # Among a Batch's specs, behind the new ones: the worker may forget those of earlier batches.
 FORGET_SPECS: Final = (-1, (), "", ())

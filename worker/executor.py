@@ -29,6 +29,7 @@ from ..protocol.messages import (
     CONTROLS,
     FORGET_SPECS,
     GENERAL,
+    NEXT_OUTPUT,
     SCALAR_LEFT,
     SCALAR_RIGHT,
     Batch,
@@ -429,9 +430,9 @@ class Executor:
             elif all(specs[id] is None for id in spec_ids):
                 made = call(None, values, static)
                 for i, array in enumerate(made if type(made) is tuple else (made,)):
-                    arrays[out + i] = conform(array, layouts[spec_ids[i]])
+                    arrays[out + i * NEXT_OUTPUT] = conform(array, layouts[spec_ids[i]])
             else:
-                outs = tuple(create(out + i, layouts[id]) for i, id in enumerate(spec_ids))
+                outs = tuple(create(out + i * NEXT_OUTPUT, layouts[id]) for i, id in enumerate(spec_ids))
                 call(outs[0] if len(outs) == 1 else outs, values, static)
 
         def ufunc_call(target: Any, values: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
@@ -486,7 +487,7 @@ class Executor:
             if operation.name == "rng_new":
                 arrays[out] = call(None, values, static)
                 return
-            outs = tuple(create(out + i, layouts[id]) for i, id in enumerate(spec_ids))
+            outs = tuple(create(out + i * NEXT_OUTPUT, layouts[id]) for i, id in enumerate(spec_ids))
             target = outs if len(outs) > 1 else outs[0] if outs else None if into is None else self._target(into)
             launch(n, instruction, target, values, static)
 
