@@ -104,13 +104,16 @@ class Store:
 
     def drop(self, buffer: int) -> None:
         """Forget a buffer. Its memory goes when the last loan of it ends."""
-        self.arrays.pop(buffer, None)
-        self._forget_views(buffer)
         if self.device.inline:
             self.failures.pop(buffer, None)
         else:
             self.device.launch(COMPUTE, self.failures.pop, buffer, None)  # after those in the queue that look it up
         self._failed_specs.pop(buffer, None)
+        self._drop_array(buffer)
+
+    def _drop_array(self, buffer: int) -> None:
+        self.arrays.pop(buffer, None)
+        self._forget_views(buffer)
         self._let_go(buffer)
 
     def fail(self, buffer: int, failure: Failure, spec: Spec | None = None) -> None:
@@ -118,7 +121,7 @@ class Store:
         if spec is None:
             old = self.arrays.get(buffer)
             spec = self._failed_specs.get(buffer) if old is None else _spec_of(old)
-        self.drop(buffer)
+        self._drop_array(buffer)
         self.failures[buffer] = failure
         if spec is not None:
             self._failed_specs[buffer] = spec
@@ -127,8 +130,8 @@ class Store:
         """Every element of a failed buffer is about to be written: it has an array again."""
         spec = self._failed_specs.get(buffer)
         if buffer in self.failures and spec is not None:
+            self.create(buffer, spec)  # may raise, and then nothing has changed
             del self.failures[buffer], self._failed_specs[buffer]
-            self.create(buffer, spec)
 
     def whole(self, ref: Ref) -> Any:
         """The array behind `ref`.

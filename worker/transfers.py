@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity
 from ..protocol.messages import Message, Ref, Released, Taken, Ticket, Value
 from ..protocol.specs import Spec
@@ -142,8 +143,12 @@ class Transfers:
         """Copy the elements to host memory, on the copy stream; `reached` goes on when they are there."""
         device, nbytes = self._device, array.nbytes
         found = self._sample(ref)
-        block, offset, temporary = self._gapless(ref, array)
         host = Memory(device.host_alloc(nbytes), on_host=True)
+        try:
+            block, offset, temporary = self._gapless(ref, array)
+        except InterlockError:
+            device.host_retire(host.block)
+            raise
         device.wait(D2H, device.record(COMPUTE))
         device.copy(D2H, host.block, block, nbytes, 0, offset)
         done = self._notify(D2H, (*purpose, host, nbytes, found))
@@ -200,8 +205,17 @@ class Transfers:
             self._from_bytes(buffer, spec, place)
             self._note_moved(message, spec, in_place=False)
             return
-        kind, loan, offset, ticket = place
-        origin: Origin = ("session", 0, loan) if source < 0 else ("peer", source, loan)
+        origin: Origin = ("session", 0, place[1]) if source < 0 else ("peer", source, place[1])
+        try:
+            self._from_loan(buffer, spec, place, source, origin, message)
+        except InterlockError:  # no memory here, or theirs cannot be opened
+            self.give_back([origin])
+            raise
+
+    def _from_loan(
+        self, buffer: int, spec: Spec, place: Any, source: int, origin: Origin, message: Ticket | None
+    ) -> None:
+        kind, _, offset, ticket = place
         owner, device = self.owners[source], self._device
         if device.inline:
             attached = device.host_attach(owner, ticket)
@@ -209,6 +223,7 @@ class Transfers:
             self._store.borrow(buffer, origin, attached, array)
             self._note_moved(message, spec, in_place=True)
             return
+        self._store.create(buffer, spec)
         direct = kind == "device"
         foreign = device.import_(owner, ticket) if direct else device.host_attach(owner, ticket)
         self._copy_in(PEER if direct else H2D, buffer, spec, foreign, offset, (origin, foreign, direct, message, spec))
@@ -221,12 +236,12 @@ class Transfers:
             array = np.ndarray(spec.shape, spec.dtype, buffer=memory, strides=spec.strides)
             self._store.arrays[buffer] = array
             return
+        self._store.create(buffer, spec)
         host = self._host_copy(np.frombuffer(data, np.uint8))
         self._copy_in(H2D, buffer, spec, host.block, 0, (None, host, False, None, spec))
 
     def _copy_in(self, stream: int, buffer: int, spec: Spec, source: Any, offset: int, rest: tuple[Any, ...]) -> None:
         device = self._device
-        self._store.create(buffer, spec)
         memory = self._store.memory(buffer)
         assert memory is not None  # devices with queues have memory for every array
         device.wait(stream, device.record(COMPUTE))  # what had this block before may still be at work in it

@@ -57,3 +57,23 @@ def test_ravel_of_what_is_not_contiguous_is_a_copy() -> None:
             x[...] = 0
             assert flat.strides == (8,)
             assert flat.tolist() == np.arange(6)[key].tolist()
+
+
+def no_memory_on_sim(session: il.Session, x: il.Array) -> None:
+    for _ in range(2):
+        with pytest.raises(il.OutOfDeviceMemory):
+            x.numpy()
+    with pytest.raises(il.OutOfDeviceMemory):
+        (x + 1).numpy()
+    del x
+    session.synchronize()
+
+
+def test_an_array_for_which_there_was_no_memory_says_so_at_each_read_and_holds_nothing() -> None:
+    data = np.ones(10_000)
+    with il.connect("cpu:0,sim:0", memory=1 << 20) as session:  # no slab of the simulator's fits into it
+        no_memory_on_sim(session, il.asarray(data, device="cpu:0").to("sim:0"))
+        no_memory_on_sim(session, il.asarray(data, device="sim:0"))
+        no_memory_on_sim(session, il.ones(3, device="sim:0"))
+        while any(any(counts.values()) for counts in session.inspect().values()):
+            session.synchronize()  # cpu:0 hears of it from sim:0
