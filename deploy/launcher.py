@@ -21,7 +21,7 @@ from ..coordinator import workers
 from ..protocol import supervision
 from ..protocol.codec import encode
 from ..protocol.errors import InterlockError, ProtocolError
-from ..protocol.identity import Identity, alive, own_identity
+from ..protocol.identity import Identity, alive, own_identity, parse_identity
 from ..protocol.messages import Stop
 from ..protocol.sockets import Answers, Outlet, ipc, private_folder, remove_folder
 from .registry import announce
@@ -231,8 +231,8 @@ class Launcher:
         try:
             device, endpoint, values = supervision.parse_join(question)
             (device,) = workers.check_devices([device])
-            identity = Identity(*values)
-        except (ProtocolError, ValueError, TypeError) as error:
+            identity = parse_identity(values)
+        except (ProtocolError, ValueError) as error:
             return supervision.joined(None, str(error))
         if device in [adopted.device for adopted in self._serving()] + [slot.device for slot in self._slots]:
             return supervision.joined(None, f"the launcher at {self.address} has a worker for {device} already")

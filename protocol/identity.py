@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class Identity(NamedTuple):
@@ -21,6 +22,18 @@ class Identity(NamedTuple):
     pid: int
     start_time: int  # clock ticks since boot, field 22 of /proc/<pid>/stat
     incarnation: int  # random, 63 bit
+
+
+def parse_identity(values: Sequence[Any]) -> Identity:
+    """The identity that a greeting tells.
+
+    Raises:
+        ValueError: it is none.
+    """
+    kinds = (str, int, int, int, int, int, int)
+    if len(values) != len(kinds) or not all(type(value) is kind for value, kind in zip(values, kinds, strict=True)):
+        raise ValueError(f"{values!r} is not the identity of a process")
+    return Identity(*values)
 
 
 _own: tuple[int, Identity] | None = None  # (pid it was made in, identity): a forked child makes its own

@@ -7,6 +7,7 @@ nothing to run; whatever comes (a batch, a ticket, a lost frontend, a mark that 
 from __future__ import annotations
 
 import os
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from typing import Any
 from ..protocol import messages as m
 from ..protocol.arena import Mappings
 from ..protocol.codec import decode, encode
-from ..protocol.errors import DeviceLost, InterlockError, ProtocolError
-from ..protocol.identity import Identity, own_identity, same_host
+from ..protocol.errors import DeviceLost, ProtocolError
+from ..protocol.identity import Identity, own_identity, parse_identity, same_host
 from ..protocol.messages import Message
 from ..protocol.operations import table_hash
 from ..protocol.sockets import Inbox, Outlet, ipc, sweep
@@ -42,8 +43,9 @@ class Session:
 
     executor: Executor
 
-    def __init__(self, events: Outlet, lane: int) -> None:
+    def __init__(self, events: Outlet, lane: int, owner: Identity) -> None:
         self.lane = lane
+        self.owner = owner  # the frontend's process
         self.batches: deque[m.Batch] = deque()
         self._events = events
         self._peers: dict[int, Outlet] = {}
@@ -73,6 +75,8 @@ class Session:
         for lane in list(self._peers):
             self.disconnect(lane)
         self._events.close(linger_ms)
+        if self.progress is not None:
+            self.progress.release()
 
 
 class Worker:
@@ -87,6 +91,7 @@ class Worker:
         self._names: dict[bytes, bytes] = {}  # session id -> that name
         self._deferred: deque[tuple[bytes, Message]] = deque()  # came in the middle of a batch
         self._mappings = Mappings()
+        self._broken: dict[bytes, str] = {}  # sessions to be ended, and why
         self._stopping = False
         self.inbox = Inbox(ipc(config.folder, config.name), f"inproc://{config.name}-{self.identity.incarnation}")
         # Proves that the device is there before anyone relies on it; each session opens its own.
@@ -119,6 +124,8 @@ class Worker:
             while not self._stopping:
                 if not (self._take_in() or self._run_batches()):
                     self._rest()
+                if self._broken:
+                    self._end_broken()
         except DeviceLost as error:
             for session in self._sessions.values():
                 session.report(m.Refused(session.lane, f"{self._config.device} is broken: {error}"))
@@ -144,23 +151,31 @@ class Worker:
     def _run_batches(self) -> bool:
         """One batch of each session that has one. True if there was any."""
         some = False
-        for session in list(self._sessions.values()):
-            executor = session.executor
-            if not executor.device.inline:
-                executor.drain()
-            if session.batches:
-                executor.batch(session.batches.popleft(), self._interrupt)
-                some = True
-                executor.report_completed(at_rest=False)
-            session.show_progress()
+        for name, session in list(self._sessions.items()):
+            some = some or bool(session.batches)
+            self._contain(name, self._advance, session)
         return some
+
+    def _advance(self, session: Session) -> None:
+        executor = session.executor
+        if not executor.device.inline:
+            executor.drain()
+        if session.batches:
+            executor.batch(session.batches.popleft(), self._interrupt)
+            executor.report_completed(at_rest=False)
+        session.show_progress()
 
     def _rest(self) -> None:
         """Nothing to run: say how far everyone has come, and wait."""
-        for session in self._sessions.values():
-            session.executor.report_completed(at_rest=True)
-            session.show_progress()
-        self.inbox.wait()
+        for name, session in self._sessions.items():
+            self._contain(name, self._come_to_rest, session)
+        if not self._broken:
+            self.inbox.wait()
+
+    @staticmethod
+    def _come_to_rest(session: Session) -> None:
+        session.executor.report_completed(at_rest=True)
+        session.show_progress()
 
     def _interrupt(self) -> None:
         """Between two instructions of a batch, while something is parked: take in the tickets that have come."""
@@ -183,49 +198,79 @@ class Worker:
     def _handle(self, sender: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is not None:
-            handler(sender, message)
+            session = getattr(message, "session", b"")
+            name = sender if sender in self._sessions else self._names.get(session, b"")
+            self._contain(name, handler, sender, message)
+
+    # -- one session's faults are not the others'
+
+    def _contain(self, name: bytes, call: Callable[..., None], *arguments: Any) -> None:
+        """Do something for one session. What goes wrong ends that session, and leaves the others alone."""
+        try:
+            call(*arguments)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            traceback.print_exc()  # into the log; the message may be nobody's
+            if name in self._sessions:
+                self._broken[name] = f"{type(error).__name__}: {error}"
+
+    def _end_broken(self) -> None:
+        """Not before the batch is over in which it was found."""
+        for name, reason in self._broken.items():
+            session = self._sessions.get(name)
+            if session is not None:
+                session.report(m.Refused(session.lane, f"what the session sent makes no sense here: {reason}"))
+                self._end(name, linger_ms=500)
+        self._broken.clear()
 
     # -- sessions
 
     def _hello(self, sender: bytes, hello: m.Hello) -> None:
         events = Outlet(hello.events, events=True)
-        reason = self._why_not(hello)
-        if reason is not None:
-            events.send(encode(m.Refused(hello.lane, reason)))
-            events.close()
-            return
-        options = hello.options
-        try:
-            owner = Identity(*hello.identity)
-            device = open_device(
-                self._kind,
-                self._index,
-                limit_bytes=min(self._config.memory, options.get("memory") or self._config.memory),
-                identity=self.identity,
-                options=self._config.options,
-            )
-        except (InterlockError, TypeError) as error:
-            events.send(encode(m.Refused(hello.lane, str(error))))
-            events.close()
-            return
-        session = Session(events, hello.lane)
-        executor = Executor(
-            device, hello.lane, hello.session, session.report, session.tell, options.get("window", 1024)
+        reason = self._why_not(sender, hello)
+        if reason is None:
+            try:
+                self._open(sender, hello, events)
+                return
+            except Exception as error:
+                traceback.print_exc()
+                reason = str(error)
+        events.send(encode(m.Refused(hello.lane, reason)))
+        events.close()
+
+    def _open(self, sender: bytes, hello: m.Hello, events: Outlet) -> None:
+        """Make the lane of a session."""
+        options, owner = hello.options, parse_identity(hello.identity)
+        device = open_device(
+            self._kind,
+            self._index,
+            limit_bytes=min(self._config.memory, options.get("memory") or self._config.memory),
+            identity=self.identity,
+            options=self._config.options,
         )
-        executor.introduce(-1, owner, direct=False)
-        session.executor = executor
+        session = Session(events, hello.lane, owner)
+        try:
+            window = options.get("window", 1024)
+            executor = Executor(device, hello.lane, hello.session, session.report, session.tell, window)
+            executor.introduce(-1, owner, direct=False)
+            session.executor = executor
+            progress = options.get("progress")
+            if progress is not None and same_host(owner, self.identity):
+                session.progress = self._mappings.attach(owner, progress, writable=True).cast("q")
+                session.show_progress()
+        except BaseException:
+            device.close()
+            raise
         if device.completion_fd is not None:
             self.inbox.watch(device.completion_fd)
-        progress = options.get("progress")
-        if progress is not None and same_host(owner, self.identity):
-            session.progress = self._mappings.attach(owner, progress, writable=True).cast("q")
         self._sessions[sender] = session
         self._names[hello.session] = sender
         session.report(m.Welcome(hello.lane, tuple(self.identity), {**device.info._asdict(), "pid": os.getpid()}))
         if same_host(owner, self.identity):
             self._watch.watch(hello.session, owner)
 
-    def _why_not(self, hello: m.Hello) -> str | None:
+    def _why_not(self, sender: bytes, hello: m.Hello) -> str | None:
         here = self._config.device
         if hello.version != m.PROTOCOL_VERSION:
             return (
@@ -237,7 +282,7 @@ class Worker:
                 f"the program and the worker of {here} have different tables of operations; "
                 f"install the same version of interlock on both sides and restart the worker"
             )
-        if hello.session in self._names:
+        if hello.session in self._names or sender in self._sessions:
             return f"the worker of {here} serves a session of that number already"
         return None
 
@@ -246,7 +291,7 @@ class Worker:
         if session is not None:
             for lane, endpoint, identity, direct in peers.peers:
                 session.connect(lane, endpoint)
-                session.executor.introduce(lane, Identity(*identity), direct)
+                session.executor.introduce(lane, parse_identity(identity), direct)
 
     def _queue(self, sender: bytes, batch: m.Batch) -> None:
         session = self._sessions.get(sender)
@@ -290,6 +335,7 @@ class Worker:
             self.inbox.unwatch(device.completion_fd)
         session.executor.close()
         device.close()
+        self._mappings.forget(session.owner)  # else the memory of programs that have ended stays mapped here
         session.close(linger_ms)
 
     # -- peers and processes
