@@ -280,7 +280,8 @@ class Session:
         """A block of the arena; when it is full, wait until the workers have given some back."""
         while True:
             try:
-                return self._arena.allocate(nbytes)
+                with self.lock:  # whoever receives frees blocks meanwhile
+                    return self._arena.allocate(nbytes)
             except MemoryError:
                 if not self._uploads:
                     raise

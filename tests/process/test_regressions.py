@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +18,11 @@ def test_a_refused_operation_does_not_keep_its_operands_alive() -> None:
     with il.connect("cpu:0") as session:
         x = il.ones((5,), dtype="i8")
         with pytest.raises(TypeError):
-            x /= 2.0  # type: ignore[misc]
+            x /= 2.0
         gc.disable()
         try:
             with pytest.raises(TypeError):
-                x /= 2.0  # type: ignore[misc]
+                x /= 2.0
             del x
             session.synchronize()
             assert session.inspect()["cpu:0"]["arrays"] == 0
@@ -77,3 +79,26 @@ def test_an_array_for_which_there_was_no_memory_says_so_at_each_read_and_holds_n
         no_memory_on_sim(session, il.ones(3, device="sim:0"))
         while any(any(counts.values()) for counts in session.inspect().values()):
             session.synchronize()  # cpu:0 hears of it from sim:0
+
+
+def test_the_arena_of_the_frontend_is_used_under_the_lock_alone() -> None:
+    """Threads that upload and the one that receives what workers give back: one torn free list loses memory for good."""
+    with il.connect("cpu:0") as session:
+        arena = session._arena
+        allocate, free, unlocked = arena.allocate, arena.free, []
+
+        def checked(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def used(argument: Any) -> Any:
+                if not session.lock.locked():
+                    unlocked.append(call.__name__)
+                return call(argument)
+
+            return used
+
+        arena.allocate, arena.free = checked(allocate), checked(free)  # type: ignore[method-assign]
+        x = il.asarray(np.ones(10_000))
+        assert float(x.sum()) == 10_000.0
+        del x
+        while arena.used_bytes > session._progress_block.capacity:
+            session.synchronize()
+        assert unlocked == []
