@@ -82,7 +82,7 @@ def test_an_array_for_which_there_was_no_memory_says_so_at_each_read_and_holds_n
 
 
 def test_the_arena_of_the_frontend_is_used_under_the_lock_alone() -> None:
-    """Threads that upload and the one that receives what workers give back: one torn free list loses memory for good."""
+    """Else a thread that uploads and one that receives what workers give back tear a list of free places."""
     with il.connect("cpu:0") as session:
         arena = session._arena
         allocate, free, unlocked = arena.allocate, arena.free, []
@@ -95,7 +95,7 @@ def test_the_arena_of_the_frontend_is_used_under_the_lock_alone() -> None:
 
             return used
 
-        arena.allocate, arena.free = checked(allocate), checked(free)  # type: ignore[method-assign]
+        arena.allocate, arena.free = checked(allocate), checked(free)
         x = il.asarray(np.ones(10_000))
         assert float(x.sum()) == 10_000.0
         del x
