@@ -19,7 +19,8 @@ import pytest
 
 import interlock as il
 from interlock.protocol import messages
-from interlock.protocol.sockets import Answers, ipc
+from interlock.protocol.codec import encode
+from interlock.protocol.sockets import Answers, Outlet, ipc
 
 from .programs import address_of, becomes, gone, interlock, kill, launcher, program, run_python
 
@@ -473,6 +474,50 @@ def test_a_launcher_that_ends_loses_the_arrays_and_not_the_program(runtime: Path
         assert values(il.ones(3) + 1) == [2.0, 2.0, 2.0]
 
 
+def test_a_session_that_sends_nonsense_ends_alone(address: str) -> None:
+    with il.connect(address=address) as good:
+        x = il.ones(3, device="cpu:0") + 1
+        assert values(x) == [2.0, 2.0, 2.0]
+        for data in (b"", b"\xff", os.urandom(100), encode(messages.Hello(1, b"", b"", (), 0, "nonsense", {}))):
+            stranger = Outlet(good.lanes[0].worker.endpoint)
+            stranger.send(data)
+            stranger.close()
+        bad = il.connect(address=address)
+        y = il.ones(3, device=bad.devices[1])
+        assert values(y) == [1.0, 1.0, 1.0]
+        bad.lanes[0].send(messages.Peers((True,)))
+        with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
+            il.ones(3, device=bad.devices[0]).numpy()
+        assert values(y + 1) == [2.0, 2.0, 2.0]
+        bad.lanes[1].send(messages.Batch(1, (), (7,)))
+        with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
+            y.numpy()
+        bad.close()
+        assert values((x + 1).to("cpu:1")) == [3.0, 3.0, 3.0]
+
+
+def test_a_worker_keeps_nothing_of_the_programs_that_have_ended(address: str) -> None:
+    script = """
+import os, sys
+import numpy as np
+import interlock as il
+session = il.connect(address=sys.argv[1])
+x = il.asarray(np.ones(1_000_000), device="cpu:0")
+print(float((x.to("cpu:1") + 1).sum()), flush=True)
+if sys.argv[2] == "killed":
+    os._exit(0)
+"""
+
+    def held() -> list[int]:
+        return [Path(f"/proc/{pid}/maps").read_text().count("memfd:") for pid in pids]
+
+    with il.connect(address=address) as session:
+        pids = list(session.pids.values())
+    for how in ("killed", "closed", "killed", "closed"):
+        assert run_python(script, address, how).out == "2000000.0\n"
+        becomes(lambda: held() == [0, 0])
+
+
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
@@ -528,30 +573,36 @@ def test_threads_that_wait_at_once_each_get_their_own(session: il.Session) -> No
 # -- asyncio ----------------------------------------------------------------------------------------------------------
 
 
-def test_many_arrays_are_awaited_at_once_and_the_loop_runs_on(session: il.Session) -> None:
+def test_many_arrays_are_awaited_at_once(session: il.Session) -> None:
     async def one(i: int) -> float:
         x = il.full((100, 100), float(i), device=session.devices[i % 3])
         for _ in range(5):
             x = (x + 1).to(session.devices[(i + 1) % 3])
         return float((await x)[0, 0])
 
-    async def main() -> tuple[list[float], int]:
+    async def main() -> list[float]:
+        return await asyncio.gather(*(one(i) for i in range(200)))
+
+    assert asyncio.run(asyncio.wait_for(main(), 60.0)) == [i + 5.0 for i in range(200)]
+
+
+def test_the_loop_runs_on_while_an_array_is_awaited(session: il.Session) -> None:
+    async def main() -> tuple[int, list[float]]:
+        os.kill(session.pids["cpu:1"], signal.SIGSTOP)
+        x = il.ones(3, device="cpu:1").to("cpu:0") + 1
+
+        async def read() -> list[float]:
+            return (await x).tolist()  # type: ignore[no-any-return]
+
+        reading = asyncio.create_task(read())
         ticks = 0
+        while ticks < 100 and not reading.done():
+            await asyncio.sleep(0)
+            ticks += 1
+        os.kill(session.pids["cpu:1"], signal.SIGCONT)
+        return ticks, await reading
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                ticks += 1
-                await asyncio.sleep(0)
-
-        ticking = asyncio.create_task(tick())
-        found = await asyncio.gather(*(one(i) for i in range(200)))
-        ticking.cancel()
-        return found, ticks
-
-    found, ticks = asyncio.run(asyncio.wait_for(main(), 60.0))
-    assert found == [i + 5.0 for i in range(200)]
-    assert ticks > 10
+    assert asyncio.run(asyncio.wait_for(main(), 60.0)) == (100, [2.0, 2.0, 2.0])
 
 
 def test_awaiting_a_failed_array_raises_its_error_and_the_others_arrive(session: il.Session) -> None:
