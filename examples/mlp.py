@@ -39,7 +39,7 @@ EXAMPLES: Final = """examples:
   python examples/mlp.py --devices cpu:0,sim:0,sim:1   two simulated GPUs
   python examples/mlp.py --devices cpu:0,cuda:0 --dtype float32 --hidden 1024
   python examples/mlp.py --gate coordinator            hold instructions here instead of at the workers
-  python examples/mlp.py --address tcp://127.0.0.1:9000
+  python examples/mlp.py --address ipc:///run/...       the workers of `interlock up`, which prints its address
   python examples/mlp.py --data mine.npz --batch 64    arrays x (samples, features) and y (samples, as ints from 0)
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -185,6 +186,16 @@ def test_a_loss_that_grows_beyond_all_bounds_is_told(tmp_path: Path) -> None:
     code, _, err = run("mlp.py", *SMALL, "--lr", "1e200", cwd=tmp_path)
     assert code == 2
     assert re.search(r"^mlp.py: error: the loss became (nan|inf) in epoch \d: use a smaller --lr", err)
+
+
+def test_a_keypress_ends_the_training_in_one_line(tmp_path: Path) -> None:
+    process = start("mlp.py", "--epochs", "5000", cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("a network of 64-256-10")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "mlp.py: stopped\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["mlp.py", "async_toy.py", "overlap.py"])
