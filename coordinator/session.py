@@ -22,8 +22,8 @@ import numpy as np
 from ..protocol import messages as m
 from ..protocol.arena import Arena, Mappings
 from ..protocol.codec import decode, encode
-from ..protocol.errors import InterlockError, ProtocolError, WorkerLost
-from ..protocol.identity import Identity, own_identity, same_host
+from ..protocol.errors import ImportFailed, InterlockError, PeerGone, ProtocolError, WorkerLost
+from ..protocol.identity import Identity, ends_within, own_identity, same_host
 from ..protocol.messages import Control, Ref
 from ..protocol.operations import table_hash
 from ..protocol.sockets import Events, Outlet, ipc, private_folder, remove_folder
@@ -38,6 +38,7 @@ from .tracker import Gate, Hazards
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
+DYING_S: Final = 1.0  # how long a worker may take to end, once its memory cannot be opened any more
 ROOM: Final = 0.75  # of the window: who has waited for room goes on when no more than this is on the way
 FORKED: Final = "this is a forked child of the program that made the session: connect again here"
 
@@ -277,13 +278,13 @@ class Session:
         return buffer
 
     def _allocate(self, nbytes: int) -> Any:
-        """A block of the arena; when it is full, wait until the workers have given some back."""
-        while True:
+        """A block of the arena; when it is full, wait until the workers have given back what they do not hold on to."""
+        for wait in (True, True, False):  # what the first fence lets go has been told of before the second is answered
             try:
                 with self.lock:  # whoever receives frees blocks meanwhile
                     return self._arena.allocate(nbytes)
             except MemoryError:
-                if not self._uploads:
+                if not wait or not self._uploads:
                     raise
             self.synchronize(raising=False)
 
@@ -344,8 +345,14 @@ class Session:
             )
         _, loan, offset, ticket = place
         lane = self.lanes[pending.lane]
-        with self.lock:
-            memory = self._mappings.attach(lane.worker.identity, ticket)
+        try:
+            with self.lock:
+                memory = self._mappings.attach(lane.worker.identity, ticket)
+        except (PeerGone, ImportFailed):
+            lost = self._found_lost(lane.index)
+            if lost is None:
+                raise
+            raise lost from None
         array = np.ndarray(spec.shape, spec.dtype, memory, offset, strides).copy(order="K")
         with self.lock:
             lane.send(m.Returned((loan,)))
@@ -407,8 +414,7 @@ class Session:
             self._raised.add(root)  # should the report of it come later than this, as it may from another worker
             known = self._causes.get(root)
         if root[1] == 0:  # a lost worker's
-            lost = self.lanes[root[0]].lost
-            return failures.again(lost) if lost is not None else WorkerLost(text)
+            return self._found_lost(root[0]) or WorkerLost(text)
         cause, site = (
             known[:2] if known is not None else (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
         )
@@ -505,6 +511,17 @@ class Session:
 
     def _fate(self, lane: int) -> str:
         return self._processes[lane].fate() if lane < len(self._processes) else "has ended"
+
+    def _found_lost(self, index: int) -> Exception | None:
+        """The error of a worker that has ended, though the watch may not have told yet; None if it lives."""
+        lane = self.lanes[index]
+        if lane.lost is None:
+            if not ends_within(lane.worker.identity, DYING_S):
+                return None
+            fate = self._fate(index)
+            with self.lock:
+                self._lose(index, fate)
+        return None if lane.lost is None else failures.again(lane.lost)
 
     def _lose(self, index: int, reason: str) -> None:
         lane = self.lanes[index]
@@ -630,6 +647,9 @@ class Session:
         self._events.close()
         self.progress.release()
         self._mappings.close()
+        for block in (self._progress_block, *self._uploads.values()):
+            self._arena.free(block)  # or this object would keep the memory mapped
+        self._uploads.clear()
         self._arena.close()
         remove_folder(self._folder)
         _sessions.discard(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,33 @@ def test_an_array_for_which_there_was_no_memory_says_so_at_each_read_and_holds_n
         no_memory_on_sim(session, il.ones(3, device="sim:0"))
         while any(any(counts.values()) for counts in session.inspect().values()):
             session.synchronize()  # cpu:0 hears of it from sim:0
+
+
+def test_uploads_that_stay_in_use_fill_the_memory_for_them_and_then_say_so() -> None:
+    with il.connect("cpu:0", memory=4 << 20) as session:
+        held = []
+        with pytest.raises(il.OutOfDeviceMemory):
+            for i in range(100):
+                held.append(il.asarray(np.full(10_000, i)))
+        assert [int(x[0]) for x in held] == list(range(len(held)))
+        held.clear()
+        session.synchronize()
+        assert int(il.asarray(np.full(10_000, 7))[0]) == 7
+
+
+def test_a_closed_session_keeps_no_memory_mapped_even_where_its_object_lives_on() -> None:
+    before = segments()
+    with il.connect("cpu:0") as session:
+        x = il.asarray(np.ones(10_000))
+        assert float(x.sum()) == 10_000.0
+    assert segments() == before
+    del session, x
+
+
+def segments() -> list[str]:
+    """The shared memory that this process has open."""
+    paths = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    return [name for path in paths if os.path.lexists(path) and "memfd:interlock" in (name := os.readlink(path))]
 
 
 def test_the_arena_of_the_frontend_is_used_under_the_lock_alone() -> None:
