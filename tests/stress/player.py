@@ -94,6 +94,8 @@ class Player:
         self.setting = setting
         self.side = Side(il, tuple(session.devices))
         self.values: dict[int, Any] = {}
+        self.patience_s = PATIENCE_S
+        self.ran_out = 0  # how many reads found that there was no memory
 
     def play(self, lines: list[Line], left: dict[int, Expected]) -> None:
         """Issue all steps, then read all that is left.
@@ -161,6 +163,7 @@ class Player:
     def _compare_error(self, error: Exception, expected: Expected) -> None:
         notes = "\n".join(getattr(error, "__notes__", ()))
         found = type(error).__name__
+        self.ran_out += found == OUT_OF_MEMORY
         if found not in expected.errors and not (found == OUT_OF_MEMORY and self.setting.may_run_out):
             wanted = f"to fail with {sorted(expected.errors)}" if expected.errors else "a value"
             raise Wrong(f"was {wanted}, but reading raises {found}: {error}\n{notes}")
@@ -184,7 +187,7 @@ class Player:
         """
         self.values.clear()
         self._synchronize(may_fail=True)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         # Workers tell one another what they no longer read after the last instruction: ask until that has come.
         while found := self.left_over():
             if time.monotonic() > deadline:
@@ -232,7 +235,7 @@ def _difference(found: Array, wanted: Array) -> str:
     )
 
 
-def play(session: il.Session, setting: Setting, steps: list[Step]) -> None:
+def play(session: il.Session, setting: Setting, steps: list[Step]) -> Player:
     """One program from beginning to end.
 
     Raises:
@@ -245,6 +248,7 @@ def play(session: il.Session, setting: Setting, steps: list[Step]) -> None:
         player.finish()
     finally:
         player.values.clear()
+    return player
 
 
 def fails(setting: Setting, steps: list[Step], tries: int = 2) -> str | None:

@@ -69,21 +69,24 @@ def test_random_programs_give_what_numpy_gives(name: str) -> None:
 OUT_OF_MEMORY = {
     "host, few bytes": [Setting(HOST, memory=2 << 20, may_run_out=True)],
     "sims, few bytes": [Setting(SIMS, memory=4 << 20, options={"seed": 1}, may_run_out=True)],
+    "sims, few bytes on the host": [Setting(SIMS, options={"seed": 2, "host_limit_bytes": 1 << 19}, may_run_out=True)],
     "sims, once": [Setting(SIMS, options={"seed": n, "oom_at": 1 + 7 * n}, may_run_out=True) for n in range(8)],
 }
 
 
 @pytest.mark.parametrize("name", OUT_OF_MEMORY)
 def test_a_program_that_runs_out_of_memory_is_right_or_says_so(name: str) -> None:
+    ran_out = 0
     for setting in OUT_OF_MEMORY[name]:
         with setting.session() as session:
             for seed in range(500, 500 + 24 // len(OUT_OF_MEMORY[name])):
                 steps = program(seed, STEPS)
                 try:
-                    play(session, setting, steps)
+                    ran_out += play(session, setting, steps).ran_out
                 except Wrong as wrong:
                     failed = seed, steps, wrong
                     break
             else:
                 continue
         pytest.fail(report(setting, *failed, SHRINK_S))
+    assert ran_out > 3, "the programs need more memory for this test to mean anything"
