@@ -18,7 +18,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ERRORS = ("InterlockError", "WorkerLost", "OutOfDeviceMemory", "Cancelled", "ProtocolError", "DeviceLost")
-_CLIENT = ("connect", "synchronize", "default_session")
+_CLIENT = ("connect", "default_devices", "default_session", "synchronize")
 _NUMPY = (
     "pi", "e", "inf", "nan", "newaxis", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

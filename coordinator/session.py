@@ -483,12 +483,12 @@ class Session:
             lane.credit = None
 
     def _send_released(self, released: list[tuple[int, int]]) -> None:
-        for index, _ in released:
-            lane = self.lanes[index]
+        """Let the instructions go for which the gate has opened; a lane that is lost or closed holds none any more."""
+        lanes = [lane for index, _ in released if (lane := self.lanes[index]).lost is None]
+        for lane in lanes:
             assert isinstance(lane, GatedLane)
             lane.release()
-        for index in {index for index, _ in released}:
-            lane = self.lanes[index]
+        for lane in dict.fromkeys(lanes):
             assert isinstance(lane, GatedLane)
             lane.forward_ready()
 

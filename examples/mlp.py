@@ -26,7 +26,6 @@ from mlp_model import Samples, Settings, Task, Trainer, undivided
 from progress import Progress
 
 import interlock as il
-from interlock.coordinator.client import default_devices
 
 TIMELINE: Final = "mlp-timeline.json"
 GRAPH: Final = "mlp-graph.svg"
@@ -172,7 +171,7 @@ def connect(args: argparse.Namespace) -> il.Session:
     """A session with at least two devices, whose parts of a batch are equal."""
     devices = args.devices
     if devices is None and not (args.address or os.environ.get("INTERLOCK_ADDRESS")):
-        found = default_devices()
+        found = il.default_devices()
         devices = found if len(found) > 1 or os.environ.get("INTERLOCK_DEVICES") else THREE_ON_THE_CPU
     try:
         session = il.connect(devices=devices, address=args.address, gate=args.gate)
