@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -56,6 +57,22 @@ def same_host(a: Identity, b: Identity) -> bool:
 def alive(identity: Identity) -> bool:
     """Does that very process still run? Only asked of a process on the `same_host`. A zombie does not run."""
     return start_time(identity.pid) == identity.start_time
+
+
+def ends_within(identity: Identity, seconds: float) -> bool:
+    """Has that process ended, or does it within this time? One that is dying loses its files before its number."""
+    if not alive(identity):
+        return True
+    try:
+        fd = os.pidfd_open(identity.pid)
+    except OSError:
+        return not alive(identity)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000)) or not alive(identity)
+    finally:
+        os.close(fd)
 
 
 def start_time(pid: int) -> int | None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.errors import InterlockError
-from ..protocol.identity import Identity
+from ..protocol.errors import ImportFailed, InterlockError, PeerGone
+from ..protocol.identity import Identity, ends_within
 from ..protocol.messages import Message, Ref, Released, Taken, Ticket, Value
 from ..protocol.specs import Spec
 from .buffers import SMALL, Failure, Memory, Origin, Store
 from .devices.base import COMPUTE, D2H, H2D, PEER, Device
+
+DYING_S: Final = 1.0  # how long a process may take to end, once its memory cannot be opened any more
 
 
 class FailedTicket(Exception):
@@ -208,8 +210,11 @@ class Transfers:
         origin: Origin = ("session", 0, place[1]) if source < 0 else ("peer", source, place[1])
         try:
             self._from_loan(buffer, spec, place, source, origin, message)
-        except InterlockError:  # no memory here, or theirs cannot be opened
+        except InterlockError as error:  # no memory here, or theirs cannot be opened
             self.give_back([origin])
+            gone = isinstance(error, (PeerGone, ImportFailed)) and source >= 0
+            if gone and ends_within(self.owners[source], DYING_S):  # before the session has told of it
+                raise FailedTicket(Failure((source, 0), "WorkerLost", str(error), "", "", ())) from error
             raise
 
     def _from_loan(
