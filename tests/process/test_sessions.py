@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import random
 import re
 import signal
 import threading
@@ -271,6 +272,56 @@ def test_a_read_that_waits_for_a_worker_ends_when_the_worker_is_killed(session: 
     assert [type(error) for error in found] == [il.WorkerLost]
 
 
+def test_a_value_in_memory_of_a_worker_that_died_meanwhile_is_lost(session: il.Session) -> None:
+    x = il.ones(100_000, device="cpu:1")
+    pending = session.ask(x._lane, x._ref, None)
+    assert session.receiver.wait(pending, 60.0)
+    kill(session.pids["cpu:1"])
+    assert gone([session.pids["cpu:1"]], SOON_S)
+    with pytest.raises(il.WorkerLost, match="the worker of cpu:1 was ended by SIGKILL"):
+        session.value(pending, x._spec)
+
+
+def test_a_ticket_for_memory_of_a_worker_that_died_meanwhile_is_lost(session: il.Session) -> None:
+    """The consumer finds out by itself, before the program has told it."""
+    assert values(il.ones(3, device="cpu:1").to("cpu:0")) == [1.0, 1.0, 1.0]  # the way from one to the other is open
+    os.kill(session.pids["cpu:0"], signal.SIGSTOP)
+    y = il.ones(100_000, device="cpu:1").to("cpu:0") + 1
+    assert values(il.ones(3, device="cpu:1")) == [1.0, 1.0, 1.0]  # the ticket has left
+    lane = session.lanes[0]
+    with session.lock:  # nobody can tell cpu:0
+        lane.flush()
+        kill(session.pids["cpu:1"])
+        assert gone([session.pids["cpu:1"]], SOON_S)
+        os.kill(session.pids["cpu:0"], signal.SIGCONT)
+        becomes(lambda: lane.through() == lane.first - 1)
+    with pytest.raises(il.WorkerLost, match="the worker of cpu:1 was ended by SIGKILL"):
+        y.numpy()
+
+
+@pytest.mark.parametrize("gate", ["worker", "coordinator"])
+@pytest.mark.parametrize("n", [3, 100_000])
+def test_a_worker_killed_at_any_moment_costs_what_lived_there_and_nothing_else(
+    gate: str, n: int, runtime: Path
+) -> None:
+    chance = random.Random(n)
+    for _ in range(3):
+        with il.connect(devices=["cpu:0", "cpu:1"], gate=gate) as session:
+            chain, apart = il.ones(n, device="cpu:0"), il.ones(5, device="cpu:0")
+            threading.Timer(chance.random() * 0.05, kill, (session.pids["cpu:1"],)).start()
+            try:
+                for _ in range(300):
+                    chain = (chain + 1).to("cpu:1").to("cpu:0")
+                    apart = apart * 1
+                assert float(chain.sum()) == n * 301.0
+            except il.WorkerLost as error:
+                assert "cpu:1 was ended by SIGKILL" in str(error)  # noqa: PT017
+            assert values(apart) == [1.0] * 5
+            assert gone([session.pids["cpu:1"]], 60.0)
+            with pytest.raises(il.WorkerLost):
+                session.synchronize(timeout=60.0)
+
+
 def test_a_program_whose_worker_was_killed_ends_soon(runtime: Path) -> None:
     script = """
 import os, signal
@@ -485,11 +536,11 @@ def test_a_session_that_sends_nonsense_ends_alone(address: str) -> None:
         bad = il.connect(address=address)
         y = il.ones(3, device=bad.devices[1])
         assert values(y) == [1.0, 1.0, 1.0]
-        bad.lanes[0].send(messages.Peers((True,)))
+        bad.lanes[0].send(messages.Peers((True,)))  # type: ignore[arg-type]
         with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
             il.ones(3, device=bad.devices[0]).numpy()
         assert values(y + 1) == [2.0, 2.0, 2.0]
-        bad.lanes[1].send(messages.Batch(1, (), (7,)))
+        bad.lanes[1].send(messages.Batch(1, (), (7,)))  # type: ignore[arg-type]
         with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
             y.numpy()
         bad.close()
