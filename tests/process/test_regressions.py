@@ -84,10 +84,9 @@ def test_an_array_for_which_there_was_no_memory_says_so_at_each_read_and_holds_n
 
 def test_uploads_that_stay_in_use_fill_the_memory_for_them_and_then_say_so() -> None:
     with il.connect("cpu:0", memory=4 << 20) as session:
-        held = []
+        held: list[il.Array] = []
         with pytest.raises(il.OutOfDeviceMemory):
-            for i in range(100):
-                held.append(il.asarray(np.full(10_000, i)))
+            held.extend(il.asarray(np.full(10_000, i)) for i in range(100))
         assert [int(x[0]) for x in held] == list(range(len(held)))
         held.clear()
         session.synchronize()

@@ -23,7 +23,6 @@ LARGE_SHAPES: tuple[tuple[int, ...], ...] = (
     (64, 80), (80, 64), (16, 20, 24), (96, 96), (5000,), (20000,), (8192,), (2, 5000),
 )  # fmt: skip
 MOST_ELEMENTS = 60_000  # of a result
-LIVE = 28  # variables; beyond it some are dropped
 BINARY = (
     *[name for name in OPERATORS if name != "matmul"],
     *("maximum", "minimum", "fmax", "hypot", "logical_and", "copysign"),
@@ -38,12 +37,13 @@ REDUCTIONS = ("sum", "prod", "mean", "var", "max", "min", "argmax", "argmin", "a
 class Builder:
     """Writes a program, step by step, with an eye on what the steps before have made."""
 
-    def __init__(self, seed: int, devices: int = 3, failures: bool = True) -> None:
+    def __init__(self, seed: int, devices: int = 3, failures: bool = True, live: int = 28) -> None:
         self.random = np.random.default_rng(seed)
         self.model = Model()
         self.steps: list[Step] = []
         self._devices = devices
         self._failures = failures
+        self._live = live  # variables; beyond it some are dropped
         self._next = 0
         self._makers: list[tuple[Callable[[], object], float]] = [
             (self.create, 6), (self.send, 14), (self.binary, 14), (self.unary, 3), (self.inplace, 12),
@@ -61,7 +61,7 @@ class Builder:
         while len(self.steps) < length:
             maker, _ = self._makers[self.random.choice(len(self._makers), p=self._weights)]
             maker()
-            while len(self.model.values) > LIVE:
+            while len(self.model.values) > self._live:
                 self.drop()
         return self.steps
 
@@ -490,6 +490,6 @@ def _multiplies(array: Array, inner: int) -> bool:
     return array.ndim in (1, 2) and array.shape[0] == inner and array.size <= 10_000 and exact(array)
 
 
-def program(seed: int, length: int, devices: int = 3, failures: bool = True) -> list[Step]:
+def program(seed: int, length: int, devices: int = 3, failures: bool = True, live: int = 28) -> list[Step]:
     """The program of this seed."""
-    return Builder(seed, devices, failures).build(length)
+    return Builder(seed, devices, failures, live).build(length)

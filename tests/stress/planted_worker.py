@@ -203,6 +203,23 @@ def memory_is_reused_under_a_copy() -> None:
         sound(self, buffer, ())
 
 
+def taken_before_it_is_copied() -> None:
+    """The lender hears that its memory was copied before the copy is made."""
+
+    @change(transfers.Transfers, "_copy_in")
+    def _(sound: Any, self: Any, stream: int, buffer: int, spec: Any, source: Any, offset: int, rest: Any) -> None:
+        sound(self, stream, buffer, spec, source, offset, rest)
+        if rest[0] is not None:
+            self.give_back([rest[0]])
+
+    @change(transfers.Transfers, "reached")
+    def _(sound: Any, self: Any, token: Any, error: Any) -> None:
+        tell = self.give_back
+        self.give_back = lambda origins: None
+        sound(self, token, error)
+        self.give_back = tell
+
+
 def lent_before_it_is_made() -> None:
     """Device memory is lent before the kernels that make what is in it have run."""
 
@@ -221,7 +238,7 @@ FAULTS: dict[str, Callable[[], None]] = {
         raw_overtakes, war_overtakes, waw_overtakes, recv_does_not_wait, lender_writes_in_place,
         borrower_writes_in_place, loan_ends_too_early, freed_memory_is_not_kept_for_its_readers, views_outlive_a_move,
         failures_are_not_inherited, copy_in_is_not_awaited, copy_out_does_not_wait, copy_in_does_not_wait,
-        writes_do_not_await_copies, memory_is_reused_under_a_copy, lent_before_it_is_made,
+        writes_do_not_await_copies, memory_is_reused_under_a_copy, lent_before_it_is_made, taken_before_it_is_copied,
     )
 }  # fmt: skip
 

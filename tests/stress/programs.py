@@ -403,6 +403,7 @@ class Model:
 
     def _add(self, variable: int, step: Step, kind: Kind, result: Any, errors: frozenset[str]) -> None:
         if kind.effect == "view" and _is_view(step, result, self.values[step.args[0]]):
+            result = result.view()  # NumPy's squeeze may give the array itself
             self.buffer[variable] = self.buffer[step.args[0]]
         else:
             if kind.effect == "view":  # a copy after all, and so what was failed is read

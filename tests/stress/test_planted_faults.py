@@ -20,7 +20,7 @@ from .player import Setting, Wrong, play
 HOST, SIMS = "cpu:0,cpu:1,cpu:2", "cpu:0,sim:0,sim:1"
 ON_QUEUES = (
     "copy_in_is_not_awaited", "copy_out_does_not_wait", "copy_in_does_not_wait", "writes_do_not_await_copies",
-    "memory_is_reused_under_a_copy", "lent_before_it_is_made",
+    "memory_is_reused_under_a_copy", "lent_before_it_is_made", "taken_before_it_is_copied",
 )  # fmt: skip
 BUDGET_S = 30.0  # they are found within two or three
 
