@@ -161,10 +161,14 @@ class Lane:
         if self.specs:
             specs = tuple((s.id, s.shape, s.dtype.str, s.strides) for s in self.specs)
             self.specs = []
-            if len(self.known) > KNOWN:  # a program of ever new shapes: both sides start afresh
+            if len(self.known) > KNOWN and self._all_sent():  # a program of ever new shapes: both sides start afresh
                 self.known = {}
                 specs = (*specs, m.FORGET_SPECS)
         self._outlet.send(self._pack((_BATCH_TAG, first, specs, batch)))
+
+    def _all_sent(self) -> bool:
+        """No instruction waits here that names specs which were made known before."""
+        return not self.batch
 
     def send(self, message: Message) -> None:
         """A message beside the instructions. The caller holds the lock."""
@@ -268,6 +272,9 @@ class GatedLane(Lane):
             self._ready_first += len(batch)
             self._ready = []
             super()._forward(first, batch)
+
+    def _all_sent(self) -> bool:
+        return not (self.batch or self._held)
 
     def lose(self, error: Exception) -> None:
         super().lose(error)

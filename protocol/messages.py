@@ -50,7 +50,7 @@ SCALAR_LEFT: Final = 2  # (code, out, spec, plain scalar, ref)
 GENERAL: Final = 3  # (code, first out, specs, operands, static, into): into is a Ref to write, or None
 NEXT_OUTPUT: Final = 1 << 48  # the outputs of an operation that has several: out, out + NEXT_OUTPUT, ...
 
-# Among a Batch's specs, behind the new ones: the worker may forget those of earlier batches.
+# Among a Batch's specs, behind the new ones: no later batch names a spec that came up to here without giving it again.
 FORGET_SPECS: Final = (-1, (), "", ())
 
 # A Place is where the bytes of an array lie, in the memory order of its spec:

@@ -117,6 +117,9 @@ class Executor:
                     self._trouble(n, instruction, error)
             n += 1
         self._settle()
+        if FORGET_SPECS in batch.specs and not self._parked:  # what is parked still names them: then another time
+            self._specs.clear()
+            self._layouts.clear()
 
     def ticket(self, message: Ticket) -> None:
         """A ticket came: what waited for it may run."""
@@ -337,13 +340,10 @@ class Executor:
     # -- handlers
 
     def _learn(self, specs: tuple[tuple[Any, ...], ...]) -> None:
-        """Remember new specs by their ids, and forget the old ones where the session says so."""
-        if FORGET_SPECS in specs:
-            if not self._parked:  # they may still be named there
-                self._specs.clear()
-                self._layouts.clear()
-            specs = specs[:-1]
+        """Remember new specs by their ids."""
         for id, shape, dtype, strides in specs:
+            if id < 0:
+                continue  # FORGET_SPECS
             spec = spec_of(shape, np.dtype(dtype), strides)
             plain = self.device.inline and spec.ndim > 0 and spec.nbytes < SMALL
             self._specs[id] = None if plain else spec

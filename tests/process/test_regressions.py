@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import interlock as il
+from interlock.coordinator import lane
 
 SLOW_SIM = {"seed": 1, "delay_s": 0.05, "delay_share": 1.0, "lazy": False}  # each kernel begins 0 to 50 ms late
 
@@ -129,3 +130,17 @@ def test_the_arena_of_the_frontend_is_used_under_the_lock_alone() -> None:
         while arena.used_bytes > session._progress_block.capacity:
             session.synchronize()
         assert unlocked == []
+
+
+@pytest.mark.parametrize("gate", ["worker", "coordinator"])
+def test_a_program_of_ever_new_shapes_goes_on_with_the_old_ones(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "KNOWN", 8)  # specs that a worker is made to remember
+    with il.connect("cpu:0,cpu:1", gate=gate):
+        old = il.ones(5)
+        for extent in range(1, 60):
+            old = old + 1
+            new = il.ones(extent) * 2
+            there = new.to("cpu:1")
+            new += 1
+            both = old.to("cpu:1") + there.sum()
+        assert both.tolist() == [60 + 2 * 59] * 5
