@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import interlock as il
+from interlock.coordinator import lane
 
 from . import programs
 from .programs import Array, Expected, Line, Side, Step, plan
@@ -36,6 +37,7 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict)
     window: int = 1024
     memory: int | None = None
+    known: int = lane.KNOWN  # specs that a worker is made to remember
     may_run_out: bool = False  # of memory: then an array may be an OutOfDeviceMemory instead of right
 
     def reseeded(self, seed: int) -> Setting:
@@ -49,9 +51,11 @@ class Setting:
         )
         if self.memory:  # the workers are to run out of it, not the uploads, which say so when they are issued
             session._arena.limit_bytes = 1 << 30
+        before, lane.KNOWN = lane.KNOWN, self.known  # type: ignore[misc]
         try:
             yield session
         finally:
+            lane.KNOWN = before  # type: ignore[misc]
             _forget_failures(session)
             session.close()
 

@@ -28,6 +28,7 @@ SETTINGS = {
     "host, gate at the coordinator": Setting(HOST, gate="coordinator"),
     "host, small window": Setting(HOST, window=8),
     "host, named segments": Setting(HOST, options={"arena": "shm", "minimum_segment": 1 << 20}),
+    "host, few specs": Setting(HOST, known=8),
     "sims": Setting(SIMS, options={"seed": 1}),
     "sims, late": Setting(SIMS, options={"seed": 2, "delay_s": 4e-3, "delay_share": 0.5}),
     "sims, lazy": Setting(SIMS, options={"seed": 3, "lazy": True}),
@@ -35,6 +36,7 @@ SETTINGS = {
     "sims, small window": Setting(SIMS, options={"seed": 5}, window=8),
     "sims, gate at the coordinator": Setting(SIMS, gate="coordinator", options={"seed": 6}),
     "sims, gate at the coordinator, lazy": Setting(SIMS, gate="coordinator", options={"seed": 7, "lazy": True}),
+    "sims, gate at the coordinator, few specs": Setting(SIMS, gate="coordinator", options={"seed": 9}, known=8),
     "three sims": Setting("sim:0,sim:1,sim:2", options={"seed": 8}),
 }
 LONGER_S = float(os.environ.get("INTERLOCK_STRESS_SECONDS", "0"))
