@@ -13,14 +13,15 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import interlock as il
 
 from .builder import program
-from .player import Setting, Wrong, play, report
-from .programs import Step
+from .player import Player, Setting, Wrong, play, report
+from .programs import Step, plan
 
 HOST, SIMS = "cpu:0,cpu:1,cpu:2", "cpu:0,sim:0,sim:1"
 SETTINGS = {
@@ -101,3 +102,29 @@ def test_a_program_that_runs_out_of_memory_is_right_or_says_so(name: str) -> Non
                 continue
         pytest.fail(report(setting, *failed, SHRINK_S))
     assert ran_out > 1, "the programs need more memory for this test to mean anything"
+
+
+@pytest.mark.parametrize("name", ["host", "host, small window", "sims", "sims, gate at the coordinator"])
+def test_programs_of_several_threads_do_not_disturb_one_another(name: str) -> None:
+    """Each thread's program is its own; lanes, windows, batches and the turn of receiving are everyone's."""
+
+    plans = {
+        seed: plan(program(seed, STEPS, failures=False))
+        for first in (100, 200, 300)
+        for seed in range(first, first + 5)
+    }
+
+    def several(session: il.Session, seeds: range) -> None:
+        for seed in seeds:
+            player = Player(session, SETTINGS[name])
+            try:
+                player.play(*plans[seed])
+            except Wrong as wrong:
+                raise Wrong(f"program {seed} of {seeds} on {SETTINGS[name]}, with two other threads: {wrong}") from None
+            finally:
+                player.values.clear()
+
+    with SETTINGS[name].session() as session, ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(several, session, range(first, first + 5)) for first in (100, 200, 300)]:
+            future.result()
+        Player(session, SETTINGS[name]).finish()
