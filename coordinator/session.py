@@ -80,7 +80,6 @@ class Session:
         self._processes = list(processes)
         self._folder = folder or private_folder()
         self._requests = itertools.count(1)
-        self._tickets = itertools.count(1)
         self._blocks = itertools.count(1)
         self._uploads: dict[int, Any] = {}  # blocks of the arena that workers read
         self._pending: dict[int, Pending] = {}
@@ -222,8 +221,8 @@ class Session:
 
     def transfer(self, ref: Ref, source: Lane, target: Lane, spec: Spec, site: Site | None) -> int:
         """Send an array from one worker to another; the new buffer's number there."""
-        ticket = (source.index << 40) | next(self._tickets)
         buffer = self.next_id()
+        ticket = (source.index << m.TICKET_BITS) | buffer
         with self.lock:
             for lane in (source, target):
                 if lane.lost is not None:
@@ -497,7 +496,7 @@ class Session:
         site = self.lanes[message.lane].site(message.n)
         if root == (message.lane, message.n):
             cause = Cause(message.kind, message.text, message.traceback, message.detail)
-            self._causes[root] = cause, site, next(self._requests)
+            self._causes[root] = cause, site, message.issued
             if root not in self._raised:
                 self._unread[root] = None
         else:

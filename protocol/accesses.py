@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from .messages import CONTROLS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction, Ref
+from .messages import (
+    CONTROLS,
+    GENERAL,
+    NEXT_OUTPUT,
+    SCALAR_LEFT,
+    SCALAR_RIGHT,
+    TICKET_BITS,
+    Control,
+    Instruction,
+    Ref,
+)
 from .operations import BY_NUMBER
 
 Buffers = tuple[int, ...]
@@ -61,6 +71,14 @@ def _control_accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
             return _NOTHING, (instruction[1],)
         case _:
             return _NOTHING, _NOTHING
+
+
+def issue_number(instruction: Instruction) -> int:
+    """A number that grows in the order of issue over all lanes; 0 for what makes and sends nothing."""
+    code = instruction[0]
+    if code >= CONTROLS or code in (Control.RECV, Control.UPLOAD):
+        return int(instruction[1])  # a buffer's, taken as the operation is issued even where it writes an older one
+    return instruction[2] & ((1 << TICKET_BITS) - 1) if code == Control.SEND else 0
 
 
 def outputs(instruction: Instruction) -> Iterator[tuple[int, int]]:

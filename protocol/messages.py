@@ -41,6 +41,7 @@ class Control:
     FENCE: Final = 5  # (FENCE, request): answer with a Value when all before it in the lane has finished
 
 
+TICKET_BITS: Final = 40  # of a ticket: the lane that sends is above, the buffer that is received below
 CONTROLS: Final = 32  # operations are numbered from here
 
 # What an operation's instruction looks like: code = 4 * number + form.
@@ -170,6 +171,7 @@ class Failed(NamedTuple):
     text: str
     traceback: str
     detail: str  # the operation and its operands' specs
+    issued: int  # grows in the order of issue over all lanes
 
 
 class Value(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.accesses import accesses, outputs
+from ..protocol.accesses import accesses, issue_number, outputs
 from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.identity import Identity
 from ..protocol.messages import (
@@ -310,14 +310,14 @@ class Executor:
         if known is not None:
             failure = known.inherited(self.lane, n)
             if failure is not known:  # of the first few, the frontend keeps the line
-                self._tell_failed(n, failure)
+                self._tell_failed(n, failure, instruction)
             return failure
         return self._new_failure(n, instruction, error)
 
     def _new_failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
         words = "".join(traceback.format_exception(error))
         failure = Failure((self.lane, n), type(error).__name__, str(error), words, self._detail(instruction), ())
-        self._tell_failed(n, failure)
+        self._tell_failed(n, failure, instruction)
         return failure
 
     def _detail(self, instruction: Instruction) -> str:
@@ -332,10 +332,9 @@ class Executor:
             operands.append(f"{array.dtype} {array.shape}" if isinstance(array, self.device.xp.ndarray) else str(ref))
         return f"{BY_NUMBER[code // 4].name}({', '.join(operands)})"
 
-    def _tell_failed(self, n: int, failure: Failure) -> None:
-        self._late.append(
-            Failed(self.lane, n, failure.root, failure.kind, failure.text, failure.traceback, failure.detail)
-        )
+    def _tell_failed(self, n: int, failure: Failure, instruction: Instruction) -> None:
+        root, kind, text, words, detail, _ = failure
+        self._late.append(Failed(self.lane, n, root, kind, text, words, detail, issue_number(instruction)))
 
     # -- handlers
 
@@ -516,7 +515,7 @@ class Executor:
             if failed is not None:
                 inherited = failed.inherited(self.lane, n)
                 if inherited is not failed:
-                    self._tell_failed(n, inherited)
+                    self._tell_failed(n, inherited, instruction)
                 failed = inherited
         for buffer in writes:
             if failed is not None:

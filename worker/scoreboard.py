@@ -26,10 +26,11 @@ from collections import OrderedDict
 from typing import Final
 
 from ..protocol.errors import InterlockError
+from ..protocol.messages import TICKET_BITS
 
 ORDERED: Final = -1  # no buffer has this id
 
-_NUMBER_BITS: Final = 40
+_NUMBER_BITS: Final = TICKET_BITS
 
 
 class ScoreboardError(InterlockError):

@@ -144,3 +144,15 @@ def test_a_program_of_ever_new_shapes_goes_on_with_the_old_ones(gate: str, monke
             new += 1
             both = old.to("cpu:1") + there.sum()
         assert both.tolist() == [60 + 2 * 59] * 5
+
+
+def test_synchronize_raises_what_was_issued_first_though_it_failed_last() -> None:
+    with il.connect("cpu:0,cpu:1") as session:
+        slow = il.ones((400, 400), dtype="i8", device="cpu:0")
+        indices = slow @ slow
+        first = indices[indices]  # 400 each, found out when they are there
+        second = il.arange(3, device="cpu:1")[il.full(1, 7, device="cpu:1")]
+        with pytest.raises(IndexError, match="index 400") as raised:
+            session.synchronize()
+        assert any("index 7" in note for note in raised.value.__notes__)
+        del first, second
