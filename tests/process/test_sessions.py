@@ -322,6 +322,22 @@ def test_a_worker_killed_at_any_moment_costs_what_lived_there_and_nothing_else(
                 session.synchronize(timeout=60.0)
 
 
+def test_a_death_is_seen_where_the_kernel_gives_no_descriptor_for_it(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise PermissionError("as some containers do")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with il.connect(devices=["cpu:0", "cpu:1"]) as session:
+        x = il.ones(3, device="cpu:1")
+        assert values(x + 1) == [2.0, 2.0, 2.0]
+        kill(session.pids["cpu:1"])
+        with pytest.raises(il.WorkerLost, match="the worker of cpu:1 was ended by SIGKILL"):
+            x.numpy()
+        assert values(il.ones(3, device="cpu:0") + 1) == [2.0, 2.0, 2.0]
+
+
 def test_a_program_whose_worker_was_killed_ends_soon(runtime: Path) -> None:
     script = """
 import os, signal

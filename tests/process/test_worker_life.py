@@ -146,6 +146,7 @@ print((il.ones(3, device="cpu:2") + 1).tolist(), all(os.path.exists(f"/proc/{p}"
     with program(script) as running:
         pids = pids_said(running)
         running.line("reading")
+        assert running.pid not in [os.getsid(pid) for pid in pids]
         os.killpg(running.pid, signal.SIGINT)  # as the terminal does: the program leads its group
         assert running.line() == "interrupted"
         assert running.line() == "[2.0, 2.0, 2.0] True"
