@@ -56,8 +56,10 @@ class Setting:
             yield session
         finally:
             lane.KNOWN = before  # type: ignore[misc]
-            _forget_failures(session)
-            session.close()
+            try:
+                _forget_failures(session)
+            finally:
+                session.close()
 
 
 def _forget_failures(session: il.Session) -> None:
