@@ -43,15 +43,15 @@ def serve(device: str, address: str, folder: Path | None, memory: int, options: 
         raise NobodyThere(f"no launcher answers at {address}")
     home = private_folder() if folder is None else _open_folder(folder)
     endpoint = ipc(home, device.replace(":", "-"))
+    if not nobody_listens(endpoint):
+        raise InterlockError(f"another worker listens at {endpoint} already")
     try:
-        if not nobody_listens(endpoint):
-            raise InterlockError(f"another worker listens at {endpoint} already")
         _serve(device, address, home, memory, options)
     finally:
         if folder is None:
             remove_folder(home)
-        elif nobody_listens(endpoint):
-            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+        else:
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # ZeroMQ may not have come to it yet
 
 
 def _serve(device: str, address: str, home: Path, memory: int, options: dict[str, Any]) -> None:
