@@ -43,7 +43,12 @@ def customize(folder: Path, code: str) -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(
         "import sys\nif 'interlock.worker' in sys.orig_argv:\n" + textwrap.indent(textwrap.dedent(code), "    ")
     )
-    return {"PYTHONPATH": str(folder)}
+    return python_path(folder)
+
+
+def python_path(folder: Path) -> dict[str, str]:
+    """An environment in which this folder comes first among those that modules are looked for in."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 BREAK_IMPORT = """
@@ -292,7 +297,7 @@ def test_the_same_lines_start_the_workers_once_wherever_they_are(how: str, runti
     file.write_text(ANYWHERE)
     arguments = {"script": [str(file)], "-c": ["-c", ANYWHERE], "stdin": ["-"], "module": ["-m", "mine"]}[how]
     text = ANYWHERE if how == "stdin" else None
-    done = run([sys.executable, *arguments], text=text, env={"PYTHONPATH": str(tmp_path)})
+    done = run([sys.executable, *arguments], text=text, env=python_path(tmp_path))
     assert (done.out, done.err, done.code) == (SAID, "", 0)
 
 
