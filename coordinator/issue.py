@@ -28,6 +28,7 @@ from ..protocol.messages import ARRAYS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALA
 from ..protocol.operations import BY_NAME, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
+from . import views
 from .failures import Site
 from .infer import check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
 from .lane import BIG, Lane
@@ -358,7 +359,13 @@ def _as_operand(value: Any, lane: Lane, cls: type[Any], site: Site) -> Any:
     array = np.asarray(value)
     if array.ndim == 0 and array.dtype.kind in "biufc":
         return array[()]
-    return upload(array, lane, cls, site)
+    once = array[(*[slice(0, 1) if stride == 0 else slice(None) for stride in array.strides],)]
+    if once.shape == array.shape:
+        return upload(array, lane, cls, site)
+    # What is repeated goes once, and is repeated there: NumPy lays the result out by the operands' strides of 0.
+    sent = upload(once, lane, cls, site)
+    spec, offset = views.broadcast_to(sent._spec, 0, array.shape)
+    return handle(cls, lane, (sent._ref, offset, spec.shape, spec.strides, spec.dtype.str), spec, sent)
 
 
 def upload(data: Any, lane: Lane, cls: type[Any], site: Site, order: str = "K") -> Any:

@@ -156,3 +156,17 @@ def test_synchronize_raises_what_was_issued_first_though_it_failed_last() -> Non
             session.synchronize()
         assert any("index 7" in note for note in raised.value.__notes__)
         del first, second
+
+
+def test_a_repeated_numpy_operand_is_sent_once_and_gives_numpys_layout() -> None:
+    left, right = (np.broadcast_to(np.arange(20.0).reshape(1, 4, 5), (3, 4, 5)) for _ in range(2))
+    with il.connect("cpu:0"):
+        x = il.broadcast_to(il.asarray(left[:1]), left.shape)
+        for made in (x == right, right == x):
+            assert made.strides == (left == right).strides
+            assert bool(made.all())
+        huge = np.broadcast_to(np.float64(2), (1 << 20, 1 << 20))
+        assert float((il.ones((1 << 20, 1)) * huge[:, :1]).sum()) == float(1 << 21)
+        one = il.ones((2, 2))
+        one[...] = np.broadcast_to(np.arange(2), (2, 2))
+        assert one.tolist() == [[0, 1], [0, 1]]
