@@ -107,17 +107,24 @@ class Inbox:
         self._socket.bind(inproc)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._watched = 0
 
     def watch(self, fd: int) -> None:
-        """Make `wait` end also when `fd` is readable."""
+        """Make `receive` return also when `fd` is readable."""
         self._poller.register(fd, zmq.POLLIN)
+        self._watched += 1
 
     def unwatch(self, fd: int) -> None:
         self._poller.unregister(fd)
+        self._watched -= 1
 
-    def wait(self) -> None:
-        """Until a message or a watched descriptor is there."""
-        self._poller.poll()
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """(sender, data) of the next message, waiting for it; None when a watched descriptor is readable first."""
+        if self._watched:
+            self._poller.poll()
+            return self.poll()
+        sender, *frames = self._socket.recv_multipart()  # a third of the system calls of polling and then receiving
+        return sender, frames[0] if len(frames) == 1 else b""
 
     def poll(self) -> tuple[bytes, bytes] | None:
         """(sender, data) of a message that is already here, or None."""

@@ -53,6 +53,7 @@ from .scoreboard import Scoreboard
 from .transfers import FailedTicket, Transfers
 
 Handler = Callable[[int, Instruction], None]
+LOOK_NS: Final = 20_000  # between two looks for tickets while something is parked: a look costs a system call
 FENCE_S: Final = 30.0  # how long the device may take to finish what it has begun, at an end
 TRACE_BATCH: Final = 4096  # records before a Traced message leaves
 
@@ -98,15 +99,19 @@ class Executor:
     def batch(self, batch: Batch, interrupt: Callable[[], None]) -> None:
         """Run or park the instructions of a batch.
 
-        `interrupt` is called before those that come while others are parked: tickets may have come meanwhile.
+        `interrupt` is called now and then while some are parked: tickets may have come meanwhile.
         """
         if batch.specs:
             self._learn(batch.specs)
-        n = batch.first
+        n, instructions = batch.first, batch.instructions
+        if n <= self.executed:  # a part came before: the program was interrupted as it sent
+            n, instructions = self.executed + 1, instructions[self.executed + 1 - n :]
         handlers, board, recv = self._handlers, self._board, Control.RECV
-        for instruction in batch.instructions:
-            if board:
+        looked = 0
+        for instruction in instructions:
+            if board and (now := time.monotonic_ns()) - looked > LOOK_NS:
                 interrupt()
+                looked = now
             self.executed = n
             if board or instruction[0] == recv or self._ran is not None:
                 self._careful(n, instruction)

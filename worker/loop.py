@@ -169,8 +169,8 @@ class Worker:
         """Nothing to run: say how far everyone has come, and wait."""
         for name, session in self._sessions.items():
             self._contain(name, self._come_to_rest, session)
-        if not self._broken:
-            self.inbox.wait()
+        if not self._broken and (received := self.inbox.receive()) is not None:
+            self._decode_and(self._handle, *received)
 
     @staticmethod
     def _come_to_rest(session: Session) -> None:
