@@ -17,6 +17,7 @@ from ..protocol.errors import InterlockError, WorkerLost
 
 Site = tuple[CodeType, int]  # where an operation was issued: the code and the offset in it, resolved only when shown
 Root = tuple[int, int]  # (lane, n) of the instruction that failed
+KEPT: Final = 10_000  # failures remembered; older ones are raised by reads without their line
 
 
 class Cause(NamedTuple):
@@ -26,6 +27,52 @@ class Cause(NamedTuple):
     text: str
     traceback: str
     detail: str
+
+
+class Ledger:
+    """The failures that a session was told of and the lines they came through: the latest KEPT of each."""
+
+    def __init__(self) -> None:
+        self._causes: dict[Root, tuple[Cause, Site | None, int]] = {}
+        self._inherited: dict[Root, Site | None] = {}
+        self._unread: dict[Root, None] = {}
+        self._raised: dict[Root, None] = {}
+
+    def failed(self, root: Root, cause: Cause, site: Site | None, issued: int) -> None:
+        """An instruction failed; `issued` is its place in the order of issue."""
+        self._causes[root] = cause, site, issued
+        if root not in self._raised:
+            self._unread[root] = None
+        _bound(self._causes)
+        _bound(self._unread)
+
+    def inherited(self, at: Root, site: Site | None) -> None:
+        """An instruction inherited a failure."""
+        self._inherited[at] = site
+        _bound(self._inherited)
+
+    def raised(self, root: Root) -> tuple[Cause, Site | None] | None:
+        """A read raises this failure. What is known of it; None if its report has not come, or was too long ago."""
+        self._unread.pop(root, None)
+        self._raised[root] = None  # should the report come later than this, as it may from another worker
+        _bound(self._raised)
+        known = self._causes.get(root)
+        return None if known is None else known[:2]
+
+    def take_unread(self) -> list[tuple[Root, Cause, Site | None]]:
+        """The failures that no read has raised, in the order of issue; from now on they count as read."""
+        roots = sorted((root for root in self._unread if root in self._causes), key=lambda root: self._causes[root][2])
+        self._unread.clear()
+        return [(root, *self._causes[root][:2]) for root in roots]
+
+    def line(self, at: Root) -> Site | None:
+        """The line of an instruction that inherited a failure."""
+        return self._inherited.get(at)
+
+
+def _bound(kept: dict[Root, Any]) -> None:
+    if len(kept) > KEPT:
+        del kept[next(iter(kept))]
 
 
 def place(site: Site | None) -> tuple[str, int, str]:

@@ -84,10 +84,7 @@ class Session:
         self._uploads: dict[int, Any] = {}  # blocks of the arena that workers read
         self._pending: dict[int, Pending] = {}
         self._welcomes: dict[int, Pending] = {}
-        self._causes: dict[Root, tuple[Cause, Site | None, int]] = {}  # of failures, with the order of issue
-        self._unread: dict[Root, None] = {}
-        self._raised: set[Root] = set()
-        self._inherited: dict[tuple[int, int], Site | None] = {}
+        self._failures = failures.Ledger()
         self._identity = own_identity()
         self._arena = Arena(self.memory, self._identity)
         self._mappings = Mappings()
@@ -385,9 +382,8 @@ class Session:
 
     def _take_unread(self) -> list[Exception]:
         with self.lock:
-            roots = sorted(self._unread, key=lambda root: self._causes[root][2])
-            self._unread.clear()
-        return [self._exception(root, *self._causes[root][:2], ()) for root in roots]
+            unread = self._failures.take_unread()
+        return [self._exception(root, cause, site, ()) for root, cause, site in unread]
 
     def _why_waiting(self, lane: Lane, timeout: float | None) -> str:
         stuck = []
@@ -409,18 +405,14 @@ class Session:
         root, kind, text, words, detail, path = failure
         root = tuple(root)
         with self.lock:
-            self._unread.pop(root, None)
-            self._raised.add(root)  # should the report of it come later than this, as it may from another worker
-            known = self._causes.get(root)
+            known = self._failures.raised(root)
         if root[1] == 0:  # a lost worker's
             return self._found_lost(root[0]) or WorkerLost(text)
-        cause, site = (
-            known[:2] if known is not None else (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
-        )
+        cause, site = known or (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
         return self._exception(root, cause, site, path)
 
     def _exception(self, root: Root, cause: Cause, site: Site | None, path: Sequence[Any]) -> Exception:
-        through = [(str(self.lanes[lane].device), self._inherited.get((lane, n))) for lane, n in path]
+        through = [(str(self.lanes[lane].device), self._failures.line((lane, n))) for lane, n in path]
         return failures.exception(cause, str(self.lanes[root[0]].device), site, through)
 
     # -- what comes
@@ -431,37 +423,46 @@ class Session:
         except ProtocolError:
             return  # not of one of ours
         with self.lock:
-            if not 0 <= getattr(message, "lane", 0) < len(self.lanes):
+            lane = getattr(message, "lane", 0)
+            if not 0 <= lane < len(self.lanes):
                 return
-            match message:
-                case m.Value():
-                    self._completed(message.lane, message.through)
-                    pending = self._pending.pop(message.request, None)
-                    if pending is not None:
-                        pending.happened(message)
-                    elif type(message.place) is tuple:  # nobody waits any more
-                        self.lanes[message.lane].send(m.Returned((message.place[1],)))
-                case m.Completed():
-                    self._completed(message.lane, message.through)
-                case m.Failed():
-                    self._failed(message)
-                case m.Released():
-                    for block in message.blocks:
-                        self._arena.free(self._uploads.pop(block))
-                case m.Inspected():
-                    pending = self._pending.pop(message.request, None)
-                    if pending is not None:
-                        pending.happened(message)
-                case m.Traced():
-                    if self.recorder is not None:
-                        self.recorder.traced(message)
-                case m.Lost():
-                    self._lose(message.key, message.reason)
-                case m.Welcome():
-                    self._welcome(message.lane, message)
-                case m.Refused():
-                    self._welcome(message.lane, ProtocolError(message.reason))
-                    self._lose(message.lane, f"refused: {message.reason}")
+            try:
+                self._take(message)
+            except Exception as error:  # a worker that tells nonsense is as good as lost; the others are not
+                self._lose(lane, f"told what makes no sense here ({type(error).__name__}: {error})")
+
+    def _take(self, message: m.Message) -> None:
+        match message:
+            case m.Value():
+                self._completed(message.lane, message.through)
+                pending = self._pending.pop(message.request, None)
+                if pending is not None:
+                    pending.happened(message)
+                elif type(message.place) is tuple:  # nobody waits any more
+                    self.lanes[message.lane].send(m.Returned((message.place[1],)))
+            case m.Completed():
+                self._completed(message.lane, message.through)
+            case m.Failed():
+                self._failed(message)
+            case m.Released():
+                for block in message.blocks:
+                    uploaded = self._uploads.pop(block, None)
+                    if uploaded is not None:
+                        self._arena.free(uploaded)
+            case m.Inspected():
+                pending = self._pending.pop(message.request, None)
+                if pending is not None:
+                    pending.happened(message)
+            case m.Traced():
+                if self.recorder is not None:
+                    self.recorder.traced(message)
+            case m.Lost():
+                self._lose(message.key, message.reason)
+            case m.Welcome():
+                self._welcome(message.lane, message)
+            case m.Refused():
+                self._welcome(message.lane, ProtocolError(message.reason))
+                self._lose(message.lane, f"refused: {message.reason}")
 
     def _welcome(self, lane: int, fact: Any) -> None:
         pending = self._welcomes.get(lane)
@@ -496,11 +497,9 @@ class Session:
         site = self.lanes[message.lane].site(message.n)
         if root == (message.lane, message.n):
             cause = Cause(message.kind, message.text, message.traceback, message.detail)
-            self._causes[root] = cause, site, message.issued
-            if root not in self._raised:
-                self._unread[root] = None
+            self._failures.failed(root, cause, site, message.issued)
         else:
-            self._inherited[message.lane, message.n] = site
+            self._failures.inherited((message.lane, message.n), site)
 
     def _tell_lost(self, lane: Any) -> None:
         """On the watch's thread: tell by the one road that everyone listens on."""
@@ -691,5 +690,3 @@ def _in_memory_order(data: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, 
     """The elements as they will lie in memory, C-contiguous."""
     axes = sorted(range(spec.ndim), key=lambda axis: (-abs(spec.strides[axis]), axis))
     return np.ascontiguousarray(data.transpose(axes))
-
-

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from interlock import InterlockError, OutOfDeviceMemory, WorkerLost
-from interlock.coordinator.failures import Cause, again, describe, exception, place, unread, worker_lost
+from interlock.coordinator import failures
+from interlock.coordinator.failures import Cause, Ledger, again, describe, exception, place, unread, worker_lost
 
 
 def here() -> tuple[object, int]:
@@ -80,3 +81,30 @@ def test_unread_failures_are_counted_and_the_first_told() -> None:
     made = exception(cause("IndexError"), "cpu:1", None, [])
     assert unread(3, [made]).startswith("3 failed operations whose error nobody read:\nIndexError: words")
     assert unread(1, [made]).startswith("1 failed operation whose")
+
+
+def test_unread_failures_come_in_the_order_of_issue_and_once() -> None:
+    ledger = Ledger()
+    ledger.failed((1, 5), cause("IndexError", "later"), None, 20)
+    ledger.failed((0, 9), cause("IndexError", "earlier"), None, 10)
+    assert [c.text for _, c, _ in ledger.take_unread()] == ["earlier", "later"]
+    assert ledger.take_unread() == []
+    assert ledger.raised((0, 9)) == (cause("IndexError", "earlier"), None)  # still known
+
+
+def test_what_a_read_raised_before_its_report_came_is_not_unread() -> None:
+    ledger = Ledger()
+    assert ledger.raised((1, 5)) is None
+    ledger.failed((1, 5), cause("IndexError"), None, 1)
+    assert ledger.take_unread() == []
+
+
+def test_a_program_that_fails_for_ever_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "KEPT", 10)
+    ledger = Ledger()
+    for n in range(1, 1000):
+        ledger.failed((0, n), cause("IndexError", str(n)), None, n)
+        ledger.inherited((0, n), None)
+        ledger.raised((1, n))
+    assert [c.text for _, c, _ in ledger.take_unread()] == [str(n) for n in range(990, 1000)]
+    assert max(map(len, (ledger._causes, ledger._inherited, ledger._unread, ledger._raised))) <= 10
