@@ -61,7 +61,9 @@ class Receiver:
         self._handle = handle
         self._tick = tick
         self._busy = busy
-        self._turn = threading.Lock()
+        # One entry while nobody has the turn. Not a lock: Ctrl-C could come between acquiring it and noting that, and
+        # nobody would receive any more. Deleting is no call, so that it cannot.
+        self._turn: list[None] = [None]
         self._guard = threading.Lock()  # of the followers
         self._followers: deque[threading.Event] = deque()
         self._awake = threading.Lock()  # released to wake the background thread
@@ -78,24 +80,20 @@ class Receiver:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            if self._turn.acquire(blocking=False):
-                try:
+            mine = False
+            try:
+                with contextlib.suppress(IndexError):  # another thread has it
+                    del self._turn[0]
+                    mine = True
+                if mine:
                     self._receive_until(pending, left)
-                finally:
-                    self._turn.release()
+            finally:
+                if mine:
+                    self._turn.append(None)
                     self._pass_on()
-            else:
+            if not mine:
                 self._follow(pending, left)
         return True
-
-    def take_in(self) -> None:
-        """Handle the events that are here, unless another thread is at it."""
-        if self._turn.acquire(blocking=False):
-            try:
-                self._drain()
-            finally:
-                self._turn.release()
-                self._pass_on()
 
     def wake(self) -> None:
         """There is work under way: let the background thread tick."""
@@ -133,13 +131,13 @@ class Receiver:
             self._followers.append(wakeup)
         try:
             # It may have happened, or the turn become free, before this one could be seen among the followers.
-            if not pending.done and self._turn.locked():
+            if not pending.done and not self._turn:
                 wakeup.wait(timeout_s)
         finally:
             with self._guard:
                 pending.wakeups = tuple(other for other in pending.wakeups if other is not wakeup)
                 self._followers.remove(wakeup)
-            if wakeup.is_set() and not self._turn.locked():
+            if wakeup.is_set() and self._turn:
                 self._pass_on()  # it may have been woken to take the turn, and be about to leave
 
     def _pass_on(self) -> None:
@@ -157,7 +155,7 @@ class Receiver:
         poll.register(self._events.fd, select.POLLIN)
         while not self._closing:
             if self._tick():
-                if self._turn.locked():  # somebody receives: two would only be in each other's way
+                if not self._turn:  # somebody receives: two would only be in each other's way
                     self._awake.acquire(timeout=TICK_S)
                 else:
                     poll.poll(TICK_S * 1000)
@@ -170,12 +168,15 @@ class Receiver:
             self._awake.acquire()
 
     def take_in_quietly(self) -> None:
-        """As `take_in`, from the background thread, which needs no waking."""
-        if self._turn.acquire(blocking=False):
-            try:
-                self._drain()
-            finally:
-                self._turn.release()
-            with self._guard:
-                for wakeup in self._followers:
-                    wakeup.set()
+        """Handle the events that are here, unless another thread is at it. On the background thread only."""
+        try:
+            del self._turn[0]
+        except IndexError:
+            return
+        try:
+            self._drain()
+        finally:
+            self._turn.append(None)
+        with self._guard:
+            for wakeup in self._followers:
+                wakeup.set()

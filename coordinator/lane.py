@@ -145,30 +145,35 @@ class Lane:
         if recorder is not None:
             recorder.note(self)
         first = self.first
-        self.first += len(batch)
         self.log.append((first, self.sites))
         if self.heavy:
             self._bytes_sent += self.heavy
-            self.bytes.append((self.first - 1, self._bytes_sent))
-            self.heavy = 0
-        self.batch = []
-        self.sites = []
-        self.limit = FIRST_LOOK if recorder is None else 0
+            self.bytes.append((first + len(batch) - 1, self._bytes_sent))
         self._forward(first, batch)
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
+        """Send the batch and begin the next one. If Ctrl-C comes in between, it is sent twice, and run once."""
+        message, known = self._message(first, batch)
+        limit = FIRST_LOOK if self.session.recorder is None else 0
+        self._outlet.send(message)
+        # These are no calls: Python does not look for signals between them.
+        self.first, self.batch, self.sites, self.heavy, self.limit = first + len(batch), [], [], 0, limit
+        self.specs, self.known = [], known
+
+    def _message(self, first: int, batch: list[Instruction]) -> tuple[bytes, dict[int, Spec]]:
+        """A batch with the specs that are new in it, and what the worker knows from then on."""
+        known = self.known
         specs: tuple[tuple[Any, ...], ...] = ()
         if self.specs:
             specs = tuple((s.id, s.shape, s.dtype.str, s.strides) for s in self.specs)
-            self.specs = []
-            if len(self.known) > KNOWN and self._all_sent():  # a program of ever new shapes: both sides start afresh
-                self.known = {}
+            if len(known) > KNOWN and self._names_no_spec():  # a program of ever new shapes: both sides start afresh
+                known = {}
                 specs = (*specs, m.FORGET_SPECS)
-        self._outlet.send(self._pack((_BATCH_TAG, first, specs, batch)))
+        return self._pack((_BATCH_TAG, first, specs, batch)), known
 
-    def _all_sent(self) -> bool:
-        """No instruction waits here that names specs which were made known before."""
-        return not self.batch
+    def _names_no_spec(self) -> bool:
+        """No instruction waits here, behind those that are being sent, that names specs made known before."""
+        return True
 
     def send(self, message: Message) -> None:
         """A message beside the instructions. The caller holds the lock."""
@@ -234,6 +239,8 @@ class GatedLane(Lane):
         session.gate.open(index)
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
+        limit = FIRST_LOOK if self.session.recorder is None else 0
+        self.first, self.batch, self.sites, self.heavy, self.limit = first + len(batch), [], [], 0, limit
         self.scan(first, batch)
         self.forward_ready()
 
@@ -268,12 +275,12 @@ class GatedLane(Lane):
 
     def forward_ready(self) -> None:
         if self._ready:
-            first, batch = self._ready_first, self._ready
-            self._ready_first += len(batch)
-            self._ready = []
-            super()._forward(first, batch)
+            message, known = self._message(self._ready_first, self._ready)
+            self._outlet.send(message)
+            self._ready_first, self._ready = self._ready_first + len(self._ready), []
+            self.specs, self.known = [], known
 
-    def _all_sent(self) -> bool:
+    def _names_no_spec(self) -> bool:
         return not (self.batch or self._held)
 
     def lose(self, error: Exception) -> None:

@@ -45,7 +45,9 @@ class Recorder:
         now = time.monotonic_ns()
         noted = self._noted.get(lane.index, 0)
         for n in range(max(noted + 1, lane.first), lane.first + len(lane.batch)):
-            instruction, site = lane.batch[n - lane.first], lane.sites[n - lane.first]
+            at = n - lane.first
+            instruction = lane.batch[at]
+            site = lane.sites[at] if at < len(lane.sites) else None  # one is missing where Ctrl-C came between the two
             detail = ", ".join(f"{lane.known[id].dtype} {lane.known[id].shape}" for _, id in outputs(instruction))
             self._raw.append((lane.index, n, instruction, site, now, detail))
             self._noted[lane.index] = n

@@ -80,7 +80,10 @@ class Peers(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Instructions `first`, `first + 1`, ... of the lane, and the specs that they are the first to use."""
+    """Instructions `first`, `first + 1`, ... of the lane, and the specs that they are the first to use.
+
+    One may come twice, where the program was interrupted as it sent; it is run once.
+    """
 
     first: int
     specs: tuple[tuple[Any, ...], ...]  # (id, shape, dtype, strides)

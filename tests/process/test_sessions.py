@@ -556,7 +556,7 @@ def test_a_session_that_sends_nonsense_ends_alone(address: str) -> None:
         with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
             il.ones(3, device=bad.devices[0]).numpy()
         assert values(y + 1) == [2.0, 2.0, 2.0]
-        bad.lanes[1].send(messages.Batch(1, (), (7,)))  # type: ignore[arg-type]
+        bad.lanes[1].send(messages.Batch(bad.lanes[1].first, (), (7,)))  # type: ignore[arg-type]
         with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
             y.numpy()
         bad.close()

@@ -1,0 +1,79 @@
+"""What a review of the whole found wrong, each as the behaviour that it broke."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+import interlock as il
+
+
+def interrupting(send: Callable[[bytes], None], when: str) -> Callable[[bytes], None]:
+    """`send`, with a Ctrl-C in its third call: before or after the message is on its way."""
+    calls = iter(range(1000))
+
+    def interrupted(data: bytes) -> None:
+        third = next(calls) == 2
+        if third and when == "before":
+            raise KeyboardInterrupt
+        send(data)
+        if third:
+            raise KeyboardInterrupt
+
+    return interrupted
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_a_batch_is_sent_loses_nothing_and_repeats_nothing(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with il.connect("cpu:0") as session:
+        x = il.zeros(3)
+        done = 0
+
+        def train() -> None:
+            nonlocal x, done
+            while True:
+                x += 1
+                done += 1
+
+        outlet = session.lanes[0]._outlet
+        monkeypatch.setattr(outlet, "send", interrupting(outlet.send, when))
+        with pytest.raises(KeyboardInterrupt):
+            train()
+        assert x.tolist() == [done + 1.0] * 3  # the one that was interrupted had been issued
+        assert il.full(7, 2.5).tolist() == [2.5] * 7
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come as a handle goes
+def test_ctrl_c_at_any_moment_leaves_a_session_whose_values_are_right() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    generator = random.Random(1)
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        with il.connect("cpu:0,cpu:1") as session:
+            ends = time.monotonic() + 2
+            while time.monotonic() < ends:
+                x, issued = il.zeros(4), 0
+                signal.setitimer(signal.ITIMER_VIRTUAL, generator.uniform(0.0005, 0.01))
+                try:
+                    while issued < 2000:  # where an object's end takes the signal, it is lost
+                        y = x + 1
+                        x = y
+                        issued += 1
+                        if issued % 100 == 0:
+                            x.to("cpu:1").numpy()
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                assert x.numpy(timeout=30)[0] - issued in (0, 1)
+                session.synchronize(timeout=30)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
