@@ -71,6 +71,11 @@ def infer(operation: Operation, operands: tuple[Operand, ...], static: Static) -
     for made in specs:
         if made is not GENERATOR:
             check_dtype(made.dtype)
+            if max((made.nbytes, *made.shape, *made.strides)) > _HIGH:
+                raise ValueError(
+                    "array is too big; `arr.size * arr.dtype.itemsize` is larger than the maximum possible size."
+                )
+    _check_range(static)
     result = operands[0] if operation.name in ("assign", "setitem_advanced") else specs[0] if specs else None
     return Inferred(specs, *_int_range(operation, operands, result))
 
@@ -95,6 +100,7 @@ def infer_into(operation: Operation, operands: tuple[Operand, ...], static: Stat
         if result.shape != target.shape:
             raise ValueError(f"output array has shape {target.shape}, but the result has shape {result.shape}")
         _run(operation, lambda out, made: np.copyto(out, made, casting="same_kind"), (target, result), target=True)
+    _check_range(static)
     return Inferred((target,), *_int_range(operation, operands, result))
 
 
@@ -376,6 +382,15 @@ def _check(operation: Operation, operands: tuple[Operand, ...], static: Static) 
     for name, value in zip(operation.static, static, strict=True):
         if name == "dtype" and value is not None:
             check_dtype(np.dtype(value))
+
+
+def _check_range(value: Any) -> None:
+    """Refuse, among static values, ints that do not fit into an instruction."""
+    if isinstance(value, tuple):
+        for each in value:
+            _check_range(each)
+    elif isinstance(value, int) and not _LOW <= value <= _HIGH:
+        raise OverflowError(f"{value} does not fit into 64 bits")
 
 
 def _caller(operation: Operation, static: Static) -> Callable[..., Any]:

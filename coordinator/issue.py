@@ -15,6 +15,7 @@ What the hot path leaves out, and why it may:
 from __future__ import annotations
 
 import marshal
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -284,6 +285,8 @@ def call(
             arrays = False
     assert lane is not None
     assert cls is not None
+    if static:
+        static = tuple([each if type(each) in _PLAIN else _plain(each) for each in static])
     described: tuple[Any, ...]
     if arrays:
         described = tuple([each._spec for each in operands])
@@ -324,6 +327,19 @@ def call(
     if len(lane.batch) >= lane.limit:
         lane.full()
     return made
+
+
+_PLAIN: Final = frozenset((bool, int, float, str, bytes, type(None)))
+
+
+def _plain(value: Any) -> Any:
+    """A static value as instructions carry it: NumPy's numbers, and others that are integers, as Python's."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple:
+        return tuple([_plain(each) for each in value])
+    return value.item() if isinstance(value, np.generic) else operator.index(value)
 
 
 def _infer(

@@ -5,8 +5,11 @@ The state is a buffer on the worker that each draw writes, so that draws keep th
 
 from __future__ import annotations
 
+import operator
 import secrets
 from typing import Any
+
+import numpy as np
 
 from ..protocol.operations import BY_NAME
 from .array import Array, _dtype
@@ -89,13 +92,13 @@ class Generator:
 
     def permutation(self, x: Any, axis: int = 0) -> Array:
         """The numbers below x in random order, if x is an int; else a shuffled copy of the array x."""
-        if isinstance(x, int):
+        if isinstance(x, (int, np.integer)):
             return self._draw("permutation", (), x, axis)
         return self._draw("permutation", (x,), None, axis)
 
     def choice(self, a: Any, size: Size = None, replace: bool = True, axis: int = 0, shuffle: bool = True) -> Array:
         """Elements of `a` (or of the numbers below the int `a`), all equally likely."""
-        if isinstance(a, int):
+        if isinstance(a, (int, np.integer)):
             return self._draw("choice", (), a, _size(size), replace, axis, shuffle)
         return self._draw("choice", (a,), None, _size(size), replace, axis, shuffle)
 
@@ -104,5 +107,10 @@ class Generator:
         call(BY_NAME["rng_shuffle"], (self._state, x), (axis,), cls=Array)
 
 
-def _size(size: Size) -> Any:
-    return tuple(int(extent) for extent in size) if isinstance(size, (tuple, list)) else size
+def _size(size: Any) -> Any:
+    if size is None:
+        return None
+    try:
+        return operator.index(size)
+    except TypeError:
+        return tuple(operator.index(extent) for extent in size)

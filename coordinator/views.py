@@ -144,7 +144,13 @@ def encode_key(key: object, handle: type) -> tuple[tuple[Any, ...], list[Any]]:
             items.append(_constant(item))
         else:
             plain = _hashable(item)
-            items.append("..." if plain is Ellipsis else ("s", *plain[1:]) if isinstance(plain, tuple) else plain)
+            items.append(
+                "..."
+                if plain is Ellipsis
+                else ("s", *map(_in_64_bits, plain[1:]))
+                if isinstance(plain, tuple)
+                else plain
+            )
     if items.count("...") > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     return tuple(items), arrays
@@ -169,6 +175,11 @@ def _bound(bound: Any) -> int | None:
         return operator.index(bound)
     except TypeError:
         raise TypeError("slice indices must be integers or None or have an __index__ method") from None
+
+
+def _in_64_bits(bound: int | None) -> int | None:
+    """Of a slice: beyond every array is beyond every array."""
+    return None if bound is None else min(max(bound, -(1 << 63)), (1 << 63) - 1)
 
 
 def _index(spec: Spec, key: object) -> View:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import interlock as il
@@ -77,3 +78,40 @@ def test_ctrl_c_at_any_moment_leaves_a_session_whose_values_are_right() -> None:
                 session.synchronize(timeout=30)
     finally:
         signal.signal(signal.SIGVTALRM, before)
+
+
+def test_numpy_integers_are_taken_where_python_integers_are() -> None:
+    with il.connect("cpu:0"):
+        data = np.arange(6.0).reshape(2, 3)
+        x = il.asarray(data)
+        zero, one = np.int64(0), np.int64(1)
+        assert x.sum(axis=zero, keepdims=np.bool_(True)).tolist() == [[3.0, 5.0, 7.0]]  # type: ignore[arg-type]
+        assert x.sum(axis=(zero, one)).tolist() == 15.0  # type: ignore[arg-type]
+        assert x.std(ddof=one).tolist() == data.std(ddof=1)  # type: ignore[arg-type]
+        assert (x / 7).round(one).tolist() == (data / 7).round(1).tolist()  # type: ignore[arg-type]
+        assert il.sort(x, zero).tolist() == data.tolist()  # type: ignore[arg-type]
+        assert il.concatenate([x, x], axis=one).shape == (2, 6)  # type: ignore[arg-type]
+        rng, theirs = il.random.default_rng(1), np.random.default_rng(1)
+        assert rng.random(np.int64(2)).tolist() == theirs.random(2).tolist()  # type: ignore[arg-type]
+        assert rng.permutation(np.int64(4)).tolist() == theirs.permutation(4).tolist()
+        assert rng.choice(np.int64(4), size=np.array([2, 2])).tolist() == theirs.choice(4, (2, 2)).tolist()  # type: ignore[arg-type]
+
+
+def test_numbers_too_large_for_any_array_are_refused_and_spoil_nothing() -> None:
+    with il.connect("cpu:0"):
+        x = il.arange(6.0).reshape(2, 3)
+        endless = il.broadcast_to(il.ones(1), (1 << 40,))
+        with pytest.raises(OverflowError):
+            x.std(ddof=10**20)
+        for refused in (
+            lambda: il.eye(10**20),
+            lambda: il.linspace(0, 1, 10**20),
+            lambda: il.random.default_rng(1).random(10**20),
+            lambda: il.random.default_rng(1).permutation(10**20),
+            lambda: il.zeros((0, 10**20)),
+            lambda: endless[:, None] + endless,
+        ):
+            with pytest.raises((ValueError, OverflowError)):
+                refused()
+        assert x[[0], : 10**30].tolist() == [[0.0, 1.0, 2.0]]
+        assert (x + 1).tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
