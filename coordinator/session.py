@@ -81,7 +81,7 @@ class Session:
         self._folder = folder or private_folder()
         self._requests = itertools.count(1)
         self._blocks = itertools.count(1)
-        self._uploads: dict[int, Any] = {}  # blocks of the arena that workers read
+        self._uploads: dict[int, tuple[int, Any]] = {}  # blocks of the arena that workers read, with the lane
         self._pending: dict[int, Pending] = {}
         self._welcomes: dict[int, Pending] = {}
         self._failures = failures.Ledger()
@@ -261,9 +261,11 @@ class Session:
             place = ("host", number, 0, self._arena.ticket(block))
         with self.lock:
             if lane.lost is not None:
+                if type(place) is tuple:
+                    self._arena.free(block)
                 raise failures.again(lane.lost)
             if type(place) is tuple:
-                self._uploads[place[1]] = block
+                self._uploads[place[1]] = lane.index, block
             lane.define(spec)
             lane.append((Control.UPLOAD, buffer, spec.id, place), site, spec.nbytes)
             if type(place) is bytes and len(place) > 1024:
@@ -349,10 +351,12 @@ class Session:
             if lost is None:
                 raise
             raise lost from None
-        array = np.ndarray(spec.shape, spec.dtype, memory, offset, strides).copy(order="K")
-        with self.lock:
-            lane.send(m.Returned((loan,)))
-        return array
+        try:
+            return np.ndarray(spec.shape, spec.dtype, memory, offset, strides).copy(order="K")
+        finally:  # Ctrl-C, and no memory for the copy, too
+            with self.lock:
+                if lane.lost is None:
+                    lane.send(m.Returned((loan,)))
 
     def synchronize(self, timeout: float | None = None, raising: bool = True) -> None:
         """Wait until all that was issued has finished; raise the earliest unread failure, with the others as notes."""
@@ -448,7 +452,7 @@ class Session:
                 for block in message.blocks:
                     uploaded = self._uploads.pop(block, None)
                     if uploaded is not None:
-                        self._arena.free(uploaded)
+                        self._arena.free(uploaded[1])
             case m.Inspected():
                 pending = self._pending.pop(message.request, None)
                 if pending is not None:
@@ -542,6 +546,10 @@ class Session:
             self.hazards.lost(index)
             self._send_released(self.gate.lost(index).send)
         self._mappings.forget(lane.worker.identity)
+        for number, (reader, block) in list(self._uploads.items()):
+            if reader == index:
+                del self._uploads[number]
+                self._arena.free(block)
 
     # -- the background thread
 
@@ -645,7 +653,7 @@ class Session:
         self._events.close()
         self.progress.release()
         self._mappings.close()
-        for block in (self._progress_block, *self._uploads.values()):
+        for block in (self._progress_block, *(block for _, block in self._uploads.values())):
             self._arena.free(block)  # or this object would keep the memory mapped
         self._uploads.clear()
         self._arena.close()
