@@ -8,6 +8,7 @@ transposing give views, with NumPy's aliasing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -127,7 +128,8 @@ class Array(Handle):
                 arrived.set_result(None)
 
         def happened() -> None:  # on whatever thread receives
-            loop.call_soon_threadsafe(tell)
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                loop.call_soon_threadsafe(tell)
 
         pending.callback = happened
         try:
@@ -167,7 +169,8 @@ class Array(Handle):
         return int(self._scalar())
 
     def __contains__(self, value: Any) -> bool:
-        return bool((self == value).any())
+        found = self == value
+        return bool(found.any()) if isinstance(found, Array) else False  # what is no number is in no array
 
     def __repr__(self) -> str:
         return f"{np.array2string(self.numpy(), separator=', ', prefix='array(')}".join(

@@ -72,7 +72,11 @@ def asarray(data: Any, dtype: Any = None, *, device: Where = None, copy: bool | 
     return made
 
 
-array = asarray
+def array(data: Any, dtype: Any = None, *, copy: bool | None = True, device: Where = None) -> Array:
+    """As `asarray`, but a copy unless `copy` says otherwise."""
+    if copy is False and not isinstance(data, Array):
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    return asarray(data, dtype, device=device, copy=copy)
 
 
 def empty(shape: Any, dtype: Any = float, *, order: str = "C", device: Where = None) -> Array:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -115,3 +118,59 @@ def test_numbers_too_large_for_any_array_are_refused_and_spoil_nothing() -> None
                 refused()
         assert x[[0], : 10**30].tolist() == [[0.0, 1.0, 2.0]]
         assert (x + 1).tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_what_was_lent_to_a_worker_that_is_lost_is_free_again() -> None:
+    data = np.ones(100_000)
+    with il.connect("cpu:0,cpu:1") as session:
+        kept = il.asarray(data, device="cpu:1")
+        session.synchronize()
+        used = session._arena.used_bytes
+        os.kill(session.pids["cpu:1"], signal.SIGKILL)
+        with pytest.raises(il.WorkerLost):
+            kept.numpy()
+        assert session._arena.used_bytes <= used - data.nbytes
+        for _ in range(3):
+            with pytest.raises(il.WorkerLost):
+                il.asarray(data, device="cpu:1")
+        assert session._arena.used_bytes <= used - data.nbytes
+
+
+def test_an_answer_for_an_event_loop_that_is_closed_disturbs_nobody() -> None:
+    async def wait_for(x: il.Array) -> None:
+        await x
+
+    with il.connect("cpu:0") as session:
+        x = il.ones((500, 500))
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(wait_for(x @ x))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.close()
+        session.synchronize()
+        assert (x + 1).numpy()[0, 0] == 2.0
+        assert "interlock-events" in [thread.name for thread in threading.enumerate()]
+        del task
+
+
+def test_what_is_no_number_is_in_no_array() -> None:
+    with il.connect("cpu:0"):
+        x = il.arange(3)
+        assert None not in x
+        assert "1" not in x
+        assert 2 in x
+        assert 3 not in x
+
+
+def test_array_copies_and_asarray_does_not() -> None:
+    with il.connect("cpu:0,cpu:1"):
+        x = il.arange(3)
+        assert il.asarray(x) is x
+        assert il.array(x, copy=None) is x
+        y = il.array(x)
+        y += 1
+        assert x.tolist() == [0, 1, 2]
+        assert il.array(x, device="cpu:1").tolist() == [0, 1, 2]
+        assert il.array([1, 2]).tolist() == [1, 2]
+        with pytest.raises(ValueError, match="copy"):
+            il.array([1, 2], copy=False)
