@@ -6,6 +6,7 @@ but for the buffers that they read and write, under gate="coordinator".
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 BATCH: Final = 64  # instructions that leave together at the most
 FIRST_LOOK: Final = 1  # the first instruction of a batch leaves at once if its worker has nothing to do
 STEP: Final = 16  # after that many more, look again
-HEAVY: Final = 256 * 1024  # bytes of results in a batch, beyond which the worker should not wait for more
+HEAVY: Final = 1 << 20  # bytes of results in a batch, beyond which the worker should not wait for more
+GAP_NS: Final = 50_000  # between two messages to a worker that keeps up: each costs both sides tens of microseconds
 KNOWN: Final = 50_000  # specs that a worker is made to remember
 BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves, and for the window
 _BATCH_TAG: Final = m.TAGS[m.Batch]
@@ -80,6 +82,7 @@ class Lane:
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
         self.credit: Pending | None = None  # of those who wait for room in the window
+        self._sent_ns = 0  # when the last batch left
         self._bytes_sent = 0
         self._bytes_done = 0
         self._pack = packer()
@@ -125,7 +128,7 @@ class Lane:
             recorder = self.session.recorder
             if recorder is not None:
                 recorder.note(self)
-            if len(self.batch) >= BATCH or self.heavy > HEAVY or self.dry():
+            if len(self.batch) >= BATCH or self.heavy > HEAVY or self.idle():
                 self.flush()
             else:
                 self.limit = len(self.batch) + STEP if recorder is None else 0
@@ -144,6 +147,7 @@ class Lane:
         recorder = self.session.recorder
         if recorder is not None:
             recorder.note(self)
+        self._sent_ns = time.monotonic_ns()
         first = self.first
         self.log.append((first, self.sites))
         if self.heavy:
@@ -186,9 +190,9 @@ class Lane:
         seen: int = self.session.progress[self.index]
         return seen if seen > self.completed else self.completed
 
-    def dry(self) -> bool:
-        """The worker has nothing more to do."""
-        return self.through() >= self.first - 1
+    def idle(self) -> bool:
+        """The worker has nothing more to do, and has not just been sent something that it may not have met yet."""
+        return self.through() >= self.first - 1 and time.monotonic_ns() - self._sent_ns > GAP_NS
 
     def in_window(self, share: float = 1.0) -> bool:
         """Fewer instructions, and fewer bytes of results, are on the way than (this share of) the window allows."""
