@@ -350,7 +350,7 @@ def _infer(
     # The dump of the static values tells 1, 1.0 and True apart, whatever they are nested in, as == does not.
     key = (operation.number, parts, marshal.dumps(static, 2) if static else b"", target)
     found = _inferred.get(key)
-    if found is None or not (arrays or all(found.low <= each <= found.high for each in described if type(each) is int)):
+    if found is None or not (arrays or _holds_for(operation, described, found)):
         if target is None:
             found = infer(operation, described, static)
         else:
@@ -359,6 +359,13 @@ def _infer(
             _inferred.clear()
         _inferred[key] = found
     return found
+
+
+def _holds_for(operation: Operation, described: tuple[Any, ...], found: Any) -> bool:
+    """Whether what was inferred for other scalars of these types holds for these."""
+    if operation.kind in ("assign", "index") and described[0].dtype.kind in "iu" and isinstance(described[1], float):
+        return False  # it depends on the number: NumPy puts no nan into ints
+    return all(found.low <= each <= found.high for each in described if type(each) is int)
 
 
 def _scalar_ref(operation: Operation, described: tuple[Any, ...], place: int, result: Any, found: Any) -> Any:

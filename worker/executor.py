@@ -321,7 +321,9 @@ class Executor:
 
     def _new_failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
         words = "".join(traceback.format_exception(error))
-        failure = Failure((self.lane, n), type(error).__name__, str(error), words, self._detail(instruction), ())
+        # NumPy has private classes: the one that it documents is the nearest that is not.
+        kind = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
+        failure = Failure((self.lane, n), kind, str(error), words, self._detail(instruction), ())
         self._tell_failed(n, failure, instruction)
         return failure
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,3 +177,28 @@ def test_array_copies_and_asarray_does_not() -> None:
         assert il.array([1, 2]).tolist() == [1, 2]
         with pytest.raises(ValueError, match="copy"):
             il.array([1, 2], copy=False)
+
+
+def test_a_number_that_ints_cannot_hold_is_refused_at_its_line_whatever_came_before() -> None:
+    with il.connect("cpu:0"):
+        x = il.arange(4)
+        for key in (0, [0]):
+            x[key] = 1.5
+            for value, error in ((float("nan"), ValueError), (1e30, OverflowError)):
+                with pytest.raises(error):
+                    x[key] = value
+            assert x.tolist() == [1, 1, 2, 3]
+
+
+def test_no_memory_for_what_numpy_needs_on_the_way_is_a_memory_error() -> None:
+    with il.connect("cpu:0") as session:
+        x = il.ones((1 << 22,))
+        assert float(x.std()) == 0.0
+        session.synchronize()
+        pid = session.pids["cpu:0"]
+        status = Path(f"/proc/{pid}/status").read_text()
+        mapped = int(re.findall(r"VmSize:\s+(\d+) kB", status)[0]) << 10
+        resource.prlimit(pid, resource.RLIMIT_AS, (mapped + (1 << 20), resource.RLIM_INFINITY))
+        with pytest.raises(MemoryError) as raised:
+            x.std().numpy()
+        assert raised.type is MemoryError  # not of the device's memory, of which there is enough
