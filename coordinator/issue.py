@@ -248,6 +248,7 @@ def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any
 # -- the general way --------------------------------------------------------------------------------------------------
 
 _inferred: dict[tuple[Any, ...], Any] = {}
+_WEAK: Final = frozenset((bool, int, float, complex))
 
 
 def call(
@@ -377,11 +378,12 @@ def _scalar_ref(operation: Operation, described: tuple[Any, ...], place: int, re
 
 
 def _as_operand(value: Any, lane: Lane, cls: type[Any], site: Site) -> Any:
-    if isinstance(value, (Handle, bool, int, float, complex, np.generic)):
+    if type(value) in _WEAK or isinstance(value, (Handle, np.generic)):
         return value
     array = np.asarray(value)
-    if array.ndim == 0 and array.dtype.kind in "biufc":
-        return array[()]
+    if array.ndim == 0:
+        check_dtype(array.dtype.newbyteorder("="))
+        return array[()]  # also of a class derived from a number's, which NumPy does not take for weak
     once = array[(*[slice(0, 1) if stride == 0 else slice(None) for stride in array.strides],)]
     if once.shape == array.shape:
         return upload(array, lane, cls, site)

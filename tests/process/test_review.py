@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 import random
 import re
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -56,8 +58,9 @@ def test_ctrl_c_while_a_batch_is_sent_loses_nothing_and_repeats_nothing(
         assert il.full(7, 2.5).tolist() == [2.5] * 7
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come as a handle goes
-def test_ctrl_c_at_any_moment_leaves_a_session_whose_values_are_right() -> None:
+def test_ctrl_c_at_any_moment_leaves_a_session_whose_values_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # it may come as a handle goes
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -202,3 +205,20 @@ def test_no_memory_for_what_numpy_needs_on_the_way_is_a_memory_error() -> None:
         with pytest.raises(MemoryError) as raised:
             x.std().numpy()
         assert raised.type is MemoryError  # not of the device's memory, of which there is enough
+
+
+class Level(enum.IntEnum):
+    HIGH = 2
+
+
+def test_numbers_of_derived_classes_have_the_dtype_that_numpy_gives_them() -> None:
+    with il.connect("cpu:0"):
+        x = il.ones(3, dtype="i1")
+        for function, theirs in ((il.multiply, np.multiply), (il.add, np.add)):
+            assert function(x, 2).dtype == np.int8
+            assert function(x, Level.HIGH).dtype == theirs(np.ones(3, "i1"), Level.HIGH).dtype
+            assert function(x, Level.HIGH).tolist() == theirs(np.ones(3, "i1"), Level.HIGH).tolist()
+        with pytest.raises(TypeError, match="dtype object is not supported"):
+            x[0] = None
+        x[0] = Level.HIGH
+        assert x.tolist() == [2, 1, 1]
