@@ -220,7 +220,8 @@ class Player:
     def _frontend(self) -> dict[str, Any]:
         session: Any = self.session
         with session.lock:
-            held = {name: len(getattr(session, name)) for name in ("recvs", "sends", "_uploads", "_pending", "_unread")}
+            held = {name: len(getattr(session, name)) for name in ("recvs", "sends", "_uploads", "_pending")}
+            held["unread"] = len(session._failures._unread)
             held["bytes"] = session._arena.used_bytes - session._progress_block.capacity
             held["hazards"] = not session.hazards.idle
             for lane in session.lanes:
