@@ -1,11 +1,11 @@
 # make train   set up and run the main job: train the two-layer MLP over one CPU worker and two device workers
 # make test    set up and pass the tests, what CI runs
 # make lint    ruff, mypy, import-linter (the tests run them as well)
-# make bench   the figures of the hot path, as ratios to NumPy measured in the same run
+# make bench   what everything costs, next to NumPy or to what the machine allows, and whether the budgets are met
 # make clean   remove what these made
 #
 # Everything goes into .venv. PYTHON=python3.12 chooses another interpreter (3.11 or newer);
-# TRAIN="--devices cpu:0,sim:0,sim:1" and TEST="tests/pure -k views" pass options on.
+# TRAIN="--devices cpu:0,sim:0,sim:1", TEST="tests/pure -k views" and BENCH="--quick" pass options on.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -13,6 +13,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 TRAIN ?=
 TEST ?=
+BENCH ?=
 
 .PHONY: train test lint bench clean
 
@@ -26,7 +27,7 @@ lint: $(VENV)/with-tests build/types
 	$(VENV)/bin/python -m pytest tests/pure/test_style.py
 
 bench: $(VENV)/with-examples
-	$(VENV)/bin/python benchmarks/issue.py
+	$(VENV)/bin/python benchmarks $(BENCH)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Interlock needs Python 3.11 or newer with venv: install one, or say PYTHON=/path/to/python" >&2; exit 1; }

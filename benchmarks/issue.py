@@ -1,186 +1,113 @@
-"""What one small operation costs the frontend, next to the same operation in NumPy, measured in turn in one run.
-
-Prints a table: the figure, NumPy's or the physical floor's figure, their ratio, and the budget. Medians of several
-rounds; the spread says how noisy the machine was. `--json FILE` keeps the figures.
-"""
+"""What small operations cost: to issue, until they are done, in chains; next to NumPy in one process."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+from budgets import ISSUE, TOY
+from finishing import done, settled
+from measuring import Plan, rounds, seconds
+from rows import Row, held_to, timed
 
 import interlock as il
 
 
-class Row(NamedTuple):
-    """One figure: microseconds an operation, of ours and of the floor; `budget` bounds `us` or `ratio`."""
-
-    what: str
-    us: float
-    floor: str
-    floor_us: float
-    budget: str
-    met: bool
-    spread: float  # of our rounds: slowest over fastest
-
-    @property
-    def ratio(self) -> float:
-        return self.us / self.floor_us
+def sums(x: Any, y: Any, n: int) -> None:
+    for _ in range(n):
+        x + y
 
 
-def rounds(count: int, *sides: Callable[[], float]) -> list[list[float]]:
-    """Each side's figures, the sides taken in turn."""
-    figures: list[list[float]] = [[] for _ in sides]
-    for i in range(count):
-        for side, figure in zip(sides, figures, strict=True):
-            figure.append(side())
-        if sys.stderr.isatty():
-            print(f"\r  round {i + 1}/{count}", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print("\r" + " " * 20 + "\r", end="", file=sys.stderr)
-    return figures
+def toys(x: Any, y: Any, n: int) -> None:
+    for _ in range(n):
+        x * y + 2
 
 
-def per_op(body: Callable[[int], None], n: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Microseconds an iteration of `body(n)`."""
-    started = clock()
-    body(n)
-    return (clock() - started) / n * 1e6
+def chain(x: Any, n: int) -> Any:
+    for _ in range(n):
+        x = x + 1
+    return x
 
 
-def issue(n: int, count: int) -> list[Row]:
-    """Issue `x + y` on small arrays: the frontend's own processor time, then the wall's, then until all is done."""
-    x, y = il.ones(10), il.ones(10)
-    a, b = np.ones(10), np.ones(10)
+def chains(x: Any, y: Any, n: int) -> Any:
+    for _ in range(n):
+        x = x + 1
+        y = y + 1
+    return x, y
 
-    def ours(n: int) -> None:
-        for _ in range(n):
-            x + y
 
-    def numpys(n: int) -> None:
-        for _ in range(n):
-            a + b
-
-    def toy(n: int) -> None:
-        for _ in range(n):
-            x * y + 2
-        il.synchronize()
-
-    def numpy_toy(n: int) -> None:
-        for _ in range(n):
-            a * b + 2
-
-    def settled(figure: float) -> float:
-        il.synchronize()
-        return figure
-
-    own, wall, floor = rounds(
-        count,
-        lambda: settled(per_op(ours, n, time.thread_time)),
-        lambda: settled(per_op(ours, n)),
-        lambda: per_op(numpys, n),
-    )
-    done, toy_floor = rounds(count, lambda: per_op(toy, n), lambda: per_op(numpy_toy, n))
-    median = statistics.median
-    numpy_us = median(floor)
+def issue(plan: Plan) -> list[Row]:
+    """Issue `x + y` on ten numbers: the frontend's own processor time, and by the wall."""
+    n = plan.of(20_000, 5_000)
+    a = b = np.ones(10)
+    with il.connect(devices=["cpu:0"]):
+        x, y = il.ones(10), il.ones(10)
+        own, wall, numpys = rounds(
+            plan.of(9, 5),
+            lambda: settled(seconds(lambda: sums(x, y, n), time.thread_time) / n),
+            lambda: settled(seconds(lambda: sums(x, y, n)) / n),
+            lambda: seconds(lambda: sums(a, b, n)) / n,
+        )
     return [
-        _row("issue one small operation, frontend's time", own, "numpy a + b", numpy_us, 3.0, None),
-        _row("the same, wall time", wall, "numpy a + b", numpy_us, None, None),
-        _row("z = x*y + 2 until all is done", done, "numpy", median(toy_floor), None, 6.0),
+        held_to(ISSUE, "us", own, "numpy a + b", numpys),
+        timed("issue one small operation: by the wall", "us", wall, "numpy a + b", numpys),
     ]
 
 
-def reading(n: int, count: int) -> list[Row]:
-    """Read a small result from an idle worker, next to a bare ZeroMQ ping-pong between two processes."""
-    x = il.ones(10)
-    il.synchronize()
-    with PingPong() as pingpong:
-        ours, floor = rounds(count, lambda: per_op(lambda n: _repeat(x.numpy, n), n), lambda: per_op(pingpong.run, n))
-    return [_row("read a small result, idle", ours, "zmq ipc ping-pong", statistics.median(floor), None, 3.0)]
-
-
-def _repeat(call: Callable[[], object], n: int) -> None:
-    for _ in range(n):
-        call()
-
-
-class PingPong:
-    """A process that sends back what it gets, over a ZeroMQ ipc socket."""
-
-    CHILD = """
-import sys, zmq
-socket = zmq.Context().socket(zmq.PAIR)
-socket.connect(sys.argv[1])
-while (message := socket.recv()):
-    socket.send(message)
-"""
-
-    def __enter__(self) -> PingPong:
-        import subprocess
-        import tempfile
-
-        import zmq
-
-        self._folder = tempfile.TemporaryDirectory()
-        address = f"ipc://{self._folder.name}/pingpong"
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.bind(address)
-        self._child = subprocess.Popen([sys.executable, "-c", self.CHILD, address])
-        self.run(10)
-        return self
-
-    def run(self, n: int) -> None:
-        for _ in range(n):
-            self._socket.send(b"ping")
-            self._socket.recv()
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.send(b"")
-        self._child.wait()
-        self._socket.close()
-        self._context.term()
-        self._folder.cleanup()
-
-
-def _row(what: str, ours: list[float], floor: str, floor_us: float, most_us: float | None, most: float | None) -> Row:
-    us = statistics.median(ours)
-    met = us <= most_us if most_us is not None else us / floor_us <= most if most is not None else True
-    budget = f"<= {most_us} us" if most_us is not None else f"<= {most} x" if most is not None else "-"
-    return Row(what, us, floor, floor_us, budget, met, max(ours) / min(ours))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example: python benchmarks/issue.py --rounds 9 --json issue.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--operations", type=int, default=20_000, help="operations a round (default 20000)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds, of which the median counts (default 7)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
-    chosen = parser.parse_args()
+def toy(plan: Plan) -> list[Row]:
+    """`z = x*y + 2` in a loop, until everything is done."""
+    n = plan.of(10_000, 3_000)
+    a = b = np.ones(10)
     with il.connect(devices=["cpu:0"]):
-        rows = issue(chosen.operations, chosen.rounds) + reading(max(chosen.operations // 100, 50), chosen.rounds)
-    print(f"{'what':44} {'us':>8} {'floor':>18} {'us':>7} {'ratio':>6}  {'budget':9} {'met':4} spread")
-    for row in rows:
-        met = "-" if row.budget == "-" else "yes" if row.met else "no"
-        print(
-            f"{row.what:44} {row.us:8.2f} {row.floor:>18} {row.floor_us:7.2f} {row.ratio:6.1f}  "
-            f"{row.budget:9} {met:4} {row.spread:.2f}"
+        x, y = il.ones(10), il.ones(10)
+        ours, numpys = rounds(
+            plan.of(9, 5),
+            lambda: done(lambda: toys(x, y, n)) / n,
+            lambda: seconds(lambda: toys(a, b, n)) / n,
         )
-    if chosen.json:
-        with open(chosen.json, "w") as file:
-            json.dump([{**row._asdict(), "ratio": row.ratio} for row in rows], file, indent=2)
-    return 0
+    return [held_to(TOY, "us", ours, "numpy", numpys)]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def throughput(plan: Plan) -> list[Row]:
+    """Independent small operations, until all are done: on one worker, and by turns on two."""
+    n = plan.of(20_000, 5_000)
+    a = b = np.ones(10)
+
+    def by_turns(x: Any, y: Any, n: int) -> None:
+        for _ in range(n // 2):
+            x + x
+            y + y
+
+    with il.connect(devices=["cpu:0", "cpu:1"]) as session:
+        x, y = (il.ones(10, device=device) for device in session.devices)
+        one, two, numpys = rounds(
+            plan.of(9, 5),
+            lambda: done(lambda: sums(x, x, n)) / n,
+            lambda: done(lambda: by_turns(x, y, n)) / n,
+            lambda: seconds(lambda: sums(a, b, n)) / n,
+        )
+    return [
+        timed("x + y until all are done, per operation", "us", one, "numpy", numpys),
+        timed("x + y by turns on two workers, per operation", "us", two, "numpy", numpys),
+    ]
+
+
+def dependent(plan: Plan) -> list[Row]:
+    """`x = x + 1` again and again: one chain on one worker, two chains on two workers."""
+    n = plan.of(10_000, 3_000)
+    a = np.ones(10)
+    with il.connect(devices=["cpu:0", "cpu:1"]) as session:
+        x, y = (il.ones(10, device=device) for device in session.devices)
+
+        ours, ours2, numpys, numpys2 = rounds(
+            plan.of(9, 5),
+            lambda: done(lambda: chain(x, n)) / n,
+            lambda: done(lambda: chains(x, y, n)) / (2 * n),
+            lambda: seconds(lambda: chain(a, n)) / n,
+            lambda: seconds(lambda: chains(a, a, n)) / (2 * n),
+        )
+    return [
+        timed("chain x = x + 1 on one worker, per operation", "us", ours, "numpy", numpys),
+        timed("two such chains on two workers, per operation", "us", ours2, "numpy", numpys2),
+    ]

@@ -1,0 +1,57 @@
+"""The benchmarks, run as `make bench` runs them: the form of what they print and write, never their figures."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+LAST = re.compile(r"budgets: (\d+) met, (\d+) missed, (\d+) not measured")
+
+
+def run(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS), *options]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_two_benchmarks_end_with_a_verdict_and_leave_the_same_figures_as_json(tmp_path: Path) -> None:
+    done = run("--quick", "--only", "toy", "--only", "transfer", "--json", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *table, last = done.stdout.splitlines()
+    found = LAST.fullmatch(last)
+    assert found, done.stdout
+    counted = dict(zip(("met", "missed", "not_measured"), map(int, found.groups()), strict=True))
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["budgets"] == counted
+    assert counted["met"] + counted["missed"] == 3  # one of toy, two of transfer
+
+    assert table[0].split() == ["what", "figure", "floor", "ratio", "budget", "met", "spread", "floor's"]
+    assert [row["what"] for row in figures["rows"]] == [re.split(r"  +", line)[0] for line in table[1:5]]
+    for row in figures["rows"]:
+        assert row["met"] in ({True, False} if row["budget"] else {None})
+        assert len(row["figures"]) > 1 or row["unit"] == "MiB"
+        if row["unit"] != "MiB":
+            ratio = row["figure"] / row["floor_figure"]
+            assert row["ratio"] == pytest.approx(1 / ratio if row["ratio_is"] == "floor/figure" else ratio)
+
+    missing = {each["what"]: each["why"] for each in figures["not_measured"]}
+    assert len(missing) == counted["not_measured"]
+    assert sum("replay" in why for why in missing.values()) == 2
+    assert sum("GPU" in why for why in missing.values()) == 1
+    assert set(missing.values()) >= {"not chosen"}
+    assert all(f"  {what} (" in done.stdout for what in missing)
+    assert [line.split()[:2] for line in done.stderr.splitlines()] == [["1/2", "toy"], ["2/2", "transfer"]]
+
+
+def test_an_unknown_benchmark_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    done = run("--only", "speed", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "'issue'" in done.stderr
+    assert "'speed'" in done.stderr
+    assert not list(tmp_path.iterdir())
