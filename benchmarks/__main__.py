@@ -53,7 +53,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "live": growth.live,
 }
 EXAMPLES: Final = """examples:
-  python benchmarks                               # everything, about three minutes
+  python benchmarks                               # everything, about two minutes
   python benchmarks --quick                       # fewer rounds, less of everything
   python benchmarks --only issue --only read      # after a change of the hot path
   python benchmarks --only workers --full         # as many as 32 workers
@@ -77,7 +77,10 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less than 40 s; figures are rougher")
     parser.add_argument("--full", action="store_true", help="more workers than a small machine should have")
     parser.add_argument("--json", metavar="FILE", default="bench.json", help="where figures go; default: %(default)s")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if not Path(args.json).absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no such folder")
+    return args
 
 
 def measure(names: Sequence[str], plan: Plan) -> tuple[list[Row], dict[str, str]]:

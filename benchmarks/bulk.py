@@ -21,7 +21,7 @@ def transfer(plan: Plan) -> list[Row]:
         source, target = session.devices
         x = il.ones(N, device=source)
         copied, in_place, floor = rounds(
-            plan.of(11, 5),
+            plan.rounds,
             lambda: done(lambda: x.to(target).copy()),
             lambda: done(lambda: x.to(target)[-1:] + 1),
             memcpy(),
@@ -48,7 +48,7 @@ def host(plan: Plan) -> list[Row]:
         uploaded = il.asarray(data)
         made = uploaded + 0
         up, down, back, floor, fresh = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: done(lambda: il.asarray(data)),
             lambda: done(made.numpy),
             lambda: done(uploaded.numpy),

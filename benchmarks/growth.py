@@ -54,7 +54,7 @@ def live(plan: Plan) -> list[Row]:
             held.extend(x + y for _ in range(count - len(held)))
             il.synchronize()
             own, ended, numpys = rounds(
-                plan.of(9, 5),
+                plan.rounds,
                 lambda: settled(seconds(lambda: sums(x, y, n), time.thread_time) / n),
                 lambda: done(lambda: sums(x, y, n)) / n,
                 lambda: seconds(lambda: sums(a, b, n)) / n,

@@ -44,7 +44,7 @@ def issue(plan: Plan) -> list[Row]:
     with il.connect(devices=["cpu:0"]):
         x, y = il.ones(10), il.ones(10)
         own, wall, numpys = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: settled(seconds(lambda: sums(x, y, n), time.thread_time) / n),
             lambda: settled(seconds(lambda: sums(x, y, n)) / n),
             lambda: seconds(lambda: sums(a, b, n)) / n,
@@ -62,7 +62,7 @@ def toy(plan: Plan) -> list[Row]:
     with il.connect(devices=["cpu:0"]):
         x, y = il.ones(10), il.ones(10)
         ours, numpys = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: done(lambda: toys(x, y, n)) / n,
             lambda: seconds(lambda: toys(a, b, n)) / n,
         )
@@ -82,7 +82,7 @@ def throughput(plan: Plan) -> list[Row]:
     with il.connect(devices=["cpu:0", "cpu:1"]) as session:
         x, y = (il.ones(10, device=device) for device in session.devices)
         one, two, numpys = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: done(lambda: sums(x, x, n)) / n,
             lambda: done(lambda: by_turns(x, y, n)) / n,
             lambda: seconds(lambda: sums(a, b, n)) / n,
@@ -101,7 +101,7 @@ def dependent(plan: Plan) -> list[Row]:
         x, y = (il.ones(10, device=device) for device in session.devices)
 
         ours, ours2, numpys, numpys2 = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: done(lambda: chain(x, n)) / n,
             lambda: done(lambda: chains(x, y, n)) / (2 * n),
             lambda: seconds(lambda: chain(a, n)) / n,

@@ -20,6 +20,10 @@ class Plan(NamedTuple):
     quick: bool
     full: bool
 
+    @property
+    def rounds(self) -> int:
+        return self.of(15, 5)
+
     def of(self, normally: int, quickly: int) -> int:
         return quickly if self.quick else normally
 

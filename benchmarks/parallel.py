@@ -6,6 +6,7 @@ from typing import Any
 
 import overlap as example
 from budgets import MATMUL
+from cores import connect_single
 from finishing import done
 from floors import Multiplier
 from measuring import Plan, rounds, seconds
@@ -15,10 +16,10 @@ import interlock as il
 
 
 def matmul(plan: Plan) -> list[Row]:
-    """Equal products on two workers: one after the other, at once; and in two bare processes, which is the floor."""
+    """Equal products on two workers, one after the other and at once; and in two bare processes."""
     size, repeats = plan.of(800, 500), plan.of(4, 12)
     with (
-        il.connect(devices=["cpu:0", "cpu:1"]) as session,
+        connect_single(["cpu:0", "cpu:1"]) as session,
         Multiplier(size, repeats) as a,
         Multiplier(size, repeats) as b,
     ):
@@ -34,7 +35,7 @@ def matmul(plan: Plan) -> list[Row]:
             b.wait()
 
         turns, both, bare_turns, bare = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: done(lambda: products(x)) + done(lambda: products(y)),
             lambda: done(lambda: [products(x), products(y)]),
             lambda: seconds(a.run) + seconds(b.run),
@@ -49,12 +50,12 @@ def matmul(plan: Plan) -> list[Row]:
 def overlap(plan: Plan) -> list[Row]:
     """Products on one worker and copies of them to another: alone, and at once."""
     size, repeats = plan.of(800, 500), plan.of(6, 4)
-    with il.connect(devices=["cpu:0", "cpu:1"]) as session:
+    with connect_single(["cpu:0", "cpu:1"]) as session:
         home, device = session.devices
         x = il.random.default_rng(0, device=device).random((size, size))
         made = example.run(x, repeats)
         run, copy, both = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: done(lambda: example.run(x, repeats)),
             lambda: done(lambda: example.copy(made, home)),
             lambda: done(lambda: example.run_and_copy(x, repeats, home)),

@@ -17,7 +17,7 @@ def read(plan: Plan) -> list[Row]:
         x = il.ones(10)
         il.synchronize()
         ours, floor = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: seconds(lambda: repeat(x.numpy, n)) / n,
             lambda: seconds(lambda: repeat(pingpong.go, n)) / n,
         )
@@ -32,7 +32,7 @@ def latency(plan: Plan) -> list[Row]:
         x = il.ones(512, device=first)
         il.synchronize()
         ours, floor = rounds(
-            plan.of(9, 5),
+            plan.rounds,
             lambda: seconds(lambda: repeat(lambda: x.to(second).numpy(), n)) / n,
             lambda: seconds(lambda: repeat(ring.go, n)) / n,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from budgets import MLP
+from cores import connect_single
 from finishing import done
 from measuring import Plan, rounds, seconds
 from mlp_model import Samples, Settings, Task, Trainer, undivided
@@ -26,8 +27,8 @@ def task(samples: int) -> Task:
 
 
 def mlp(plan: Plan) -> list[Row]:
-    """Steps on one CPU worker and two device workers; NumPy has one BLAS thread, and takes each batch in one piece."""
-    with il.connect(devices=["cpu:0", "cpu:1", "cpu:2"]) as session:
+    """Steps on one CPU worker and two device workers, all with one BLAS thread; NumPy takes each batch in one piece."""
+    with connect_single(["cpu:0", "cpu:1", "cpu:2"]) as session:
         return [step(plan, session, batch) for batch in MLP]
 
 
@@ -45,7 +46,7 @@ def step(plan: Plan, session: il.Session, batch: int) -> Row:
     ours.shuffle()
     numpys.shuffle()
     divided, whole = rounds(
-        plan.of(9, 3),
+        plan.of(13, 3),
         lambda: done(lambda: run(ours)) / steps,
         lambda: seconds(lambda: run(numpys)) / steps,
     )

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,15 @@ LAST = re.compile(r"budgets: (\d+) met, (\d+) missed, (\d+) not measured")
 def run(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS), *options]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+def kept(row: dict[str, Any]) -> bool | None:
+    """Whether a row keeps to its budget, by what it says itself."""
+    if row["budget"] is None:
+        return None
+    way, limit, unit = row["budget"].split()
+    value = row["ratio"] if unit == "x" else row["figure"]
+    return bool(value <= float(limit) if way == "<=" else value >= float(limit))
 
 
 @pytest.mark.usefixtures("runtime")
@@ -34,7 +44,7 @@ def test_two_benchmarks_end_with_a_verdict_and_leave_the_same_figures_as_json(tm
     assert table[0].split() == ["what", "figure", "floor", "ratio", "budget", "met", "spread", "floor's"]
     assert [row["what"] for row in figures["rows"]] == [re.split(r"  +", line)[0] for line in table[1:5]]
     for row in figures["rows"]:
-        assert row["met"] in ({True, False} if row["budget"] else {None})
+        assert row["met"] is kept(row)
         assert len(row["figures"]) > 1 or row["unit"] == "MiB"
         if row["unit"] != "MiB":
             ratio = row["figure"] / row["floor_figure"]
@@ -47,6 +57,12 @@ def test_two_benchmarks_end_with_a_verdict_and_leave_the_same_figures_as_json(tm
     assert set(missing.values()) >= {"not chosen"}
     assert all(f"  {what} (" in done.stdout for what in missing)
     assert [line.split()[:2] for line in done.stderr.splitlines()] == [["1/2", "toy"], ["2/2", "transfer"]]
+
+
+def test_figures_that_could_not_be_kept_are_not_measured(tmp_path: Path) -> None:
+    done = run("--only", "toy", "--json", "nowhere/figures.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nowhere/figures.json: there is no such folder" in done.stderr
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
