@@ -94,9 +94,9 @@ def workers(plan: Plan) -> list[Row]:
                         x + x
 
             (own,) = rounds(plan.of(5, 3), lambda: settled(seconds(issue, time.thread_time) / n))
-        more = f", on {cores} cores" if count > cores else ""
+        who = f"{count} worker{'s' * (count > 1)}{f', on {cores} cores' if count > cores else ''}"
         rows += [
-            timed(f"{count} workers{more}: start", "s", [start_s]),
-            timed(f"{count} workers{more}: issue to each in turn", "us", own),
+            timed(f"{who}: start", "s", [start_s]),
+            timed(f"{who}: issue to each in turn", "us", own),
         ]
     return rows
