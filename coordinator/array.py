@@ -17,7 +17,7 @@ import numpy as np
 from ..protocol.operations import BY_NAME
 from ..protocol.specs import Spec
 from . import issue, views
-from .infer import fast_power, like_order, scalar_ref
+from .infer import fast_power, ravel_axes
 from .issue import (
     ArrayLike,
     Handle,
@@ -275,14 +275,14 @@ class Array(Handle):
 
     def ravel(self, order: str = "C") -> Array:
         found = views.ravel(self._spec, self._offset, order)
-        if found is not None:
-            return self._view(found)
-        order = views.ravel_order(self._spec, order)
-        copied = self.copy(order)
-        return copied._view(views.ravel(copied._spec, 0, order))
+        return self.flatten(order) if found is None else self._view(found)
 
     def flatten(self, order: str = "C") -> Array:
-        return self.copy(views.ravel_order(self._spec, order)).ravel(order)
+        order = views.ravel_order(self._spec, order)
+        if order == "K":
+            return self.transpose(ravel_axes(self._spec)).flatten()
+        copied = self.copy(order)
+        return copied._view(views.ravel(copied._spec, 0, order))
 
     # -- copies
 
@@ -464,6 +464,3 @@ class Array(Handle):
 def _dtype(dtype: Any) -> str | None:
     """A dtype as instructions carry it."""
     return None if dtype is None else np.dtype(dtype).newbyteorder("=").str
-
-
-__all__ = ["Array", "Axis", "like_order", "scalar_ref"]

@@ -159,7 +159,7 @@ class Receiver:
                     self._awake.acquire(timeout=TICK_S)
                 else:
                     poll.poll(TICK_S * 1000)
-                    self.take_in_quietly()
+                    self._take_in()
                 continue
             self._asleep = True
             if self._tick():  # something came between the look and the going to sleep
@@ -167,7 +167,7 @@ class Receiver:
                 continue
             self._awake.acquire()
 
-    def take_in_quietly(self) -> None:
+    def _take_in(self) -> None:
         """Handle the events that are here, unless another thread is at it. On the background thread only."""
         try:
             del self._turn[0]

@@ -161,6 +161,9 @@ def _elementwise(name: str) -> Callable[..., Any]:
     def function(*operands: Any, out: Array | None = None) -> Any:
         if len(operands) != operation.inputs:
             raise TypeError(f"{name}() takes {operation.inputs} arrays, {len(operands)} were given")
+        if out is not None and (operation.outputs > 1 or not isinstance(out, Array)):
+            wanted = "no out=" if operation.outputs > 1 else f"an array on a device as out=, not a {type(out).__name__}"
+            raise TypeError(f"{name}() takes {wanted}")
         return _issue_elementwise(operation, operands, out)
 
     function.__name__ = function.__qualname__ = name
@@ -208,6 +211,8 @@ def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
 
 def _method(name: str) -> Callable[..., Any]:
     def function(x: Any, *args: Any, **options: Any) -> Any:
+        if options.pop("out", None) is not None:
+            raise TypeError(f"{name}() takes no out= yet: assign the result, out[...] = {name}(x)")
         return getattr(asarray(x), name)(*args, **options)
 
     function.__name__ = function.__qualname__ = name
@@ -217,7 +222,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 _METHODS = (
     "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "round",
-    "reshape", "transpose", "swapaxes", "squeeze", "ravel", "copy", "dot",
+    "reshape", "swapaxes", "squeeze", "ravel", "dot",
 )  # fmt: skip
 for _name in _METHODS:
     globals()[_name] = _method(_name)
@@ -228,6 +233,16 @@ amin = globals()["min"]
 
 def _one(name: str, x: Any, *static: Any) -> Array:
     return _make(name, (asarray(x),), static, None)
+
+
+def copy(x: Any, order: str = "K") -> Array:
+    """An independent array with the same elements."""
+    return asarray(x).copy(order)
+
+
+def transpose(x: Any, axes: Any = None) -> Array:
+    """A view with the axes in another order; None reverses them."""
+    return asarray(x).transpose(axes)
 
 
 def sort(x: Any, axis: int | None = -1) -> Array:
@@ -294,7 +309,7 @@ def _join(name: str, arrays: Any, axis: Any, dtype: Any) -> Array:
 __all__ = [
     *[operation.name for operation in OPERATIONS if operation.kind == "ufunc"], *_METHODS,
     "abs", "amax", "amin", "arange", "argsort", "array", "asarray", "astype", "broadcast_to", "clip", "concat",
-    "concatenate", "conj", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod",
-    "moveaxis", "ones", "ones_like", "pow", "sort", "stack", "tril", "triu", "true_divide", "where", "zeros",
-    "zeros_like",
+    "concatenate", "conj", "copy", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod",
+    "moveaxis", "ones", "ones_like", "pow", "sort", "stack", "transpose", "tril", "triu", "true_divide", "where",
+    "zeros", "zeros_like",
 ]  # fmt: skip

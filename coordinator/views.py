@@ -279,28 +279,3 @@ def _view(spec: Spec, offset: int, function: Callable[[Array], Array]) -> View:
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
-
-
-def overlaps_whole(spec: Spec, base_spec: Spec, offset: int) -> bool:
-    """Whether this view covers every element of its buffer exactly once: a write to it then overwrites all.
-
-    Args:
-        spec: of the view.
-        base_spec: of the buffer, which has no gaps.
-        offset: of the view in the buffer.
-    """
-    if spec is base_spec:
-        return offset == 0
-    if spec.nbytes != base_spec.nbytes:
-        return False
-    if not spec.nbytes:
-        return True
-    step = spec.dtype.itemsize
-    lowest = offset
-    for size, stride, extent in sorted((abs(s), s, e) for s, e in zip(spec.strides, spec.shape, strict=True) if e != 1):
-        if size != step:
-            return False
-        step *= extent
-        if stride < 0:
-            lowest += stride * (extent - 1)
-    return lowest == 0

@@ -61,6 +61,21 @@ def accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
     return _buffers(instruction[3:]), (instruction[1],)
 
 
+def spoiled(instruction: Instruction) -> Buffers:
+    """The buffers that hold no good value if the instruction fails: those that it writes.
+
+    But a generator stays as it was: what fails has not drawn from it.
+    """
+    _, writes = accesses(instruction)
+    code = instruction[0]
+    if code >= CONTROLS and code % 4 == GENERAL:
+        operation = BY_NUMBER[code // 4]
+        if operation.kind == "random" and operation.writes:
+            generator = buffer_of(instruction[3][0])
+            return tuple(buffer for buffer in writes if buffer != generator)
+    return writes
+
+
 def _control_accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
     match instruction[0]:
         case Control.FREE:

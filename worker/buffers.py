@@ -133,14 +133,6 @@ class Store:
             self.create(buffer, spec)  # may raise, and then nothing has changed
             del self.failures[buffer], self._failed_specs[buffer]
 
-    def whole(self, ref: Ref) -> Any:
-        """The array behind `ref`.
-
-        Raises:
-            Unavailable: it failed, or was never made.
-        """
-        return self.arrays[ref]
-
     # -- lending
 
     def lend(self, loan: int, ref: Ref) -> tuple[Any, int] | None:

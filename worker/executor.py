@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.accesses import accesses, issue_number, outputs
+from ..protocol.accesses import accesses, issue_number, outputs, spoiled
 from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.identity import Identity
 from ..protocol.messages import (
@@ -287,7 +287,7 @@ class Executor:
             self._report(Value(self.lane, instruction[-1], None, failure))
         else:
             specs = {buffer: self._layouts[id] for buffer, id in outputs(instruction)}
-            for buffer in accesses(instruction)[1]:
+            for buffer in _spoiled(instruction, failure):
                 self._fail(buffer, failure, specs.get(buffer))
 
     def _fail(self, buffer: int, failure: Failure, spec: Spec | None) -> None:
@@ -524,10 +524,11 @@ class Executor:
                 if inherited is not failed:
                     self._tell_failed(n, inherited, instruction)
                 failed = inherited
-        for buffer in writes:
-            if failed is not None:
+        if failed is not None:
+            for buffer in _spoiled(instruction, failed):
                 failures[buffer] = failed
-            elif failures:
+        elif failures:
+            for buffer in writes:
                 failures.pop(buffer, None)  # overwritten: it is good again
         self._record(n, start)
 
@@ -542,3 +543,12 @@ class Executor:
         ran = tuple(records.popleft() for _ in range(len(records)))  # the device's threads may add to it meanwhile
         moved, self._transfers.moved = tuple(self._transfers.moved or ()), []
         self._report(Traced(self.lane, time.monotonic_ns(), ran, moved, last))
+
+
+def _spoiled(instruction: Instruction, failure: Failure) -> tuple[int, ...]:
+    """The buffers that hold this failure from now on.
+
+    A generator from which nothing could be drawn for lack of memory is among them: with more memory there would have
+    been a draw, and what is drawn from it later would be other numbers.
+    """
+    return accesses(instruction)[1] if failure.kind == OutOfDeviceMemory.__name__ else spoiled(instruction)

@@ -58,11 +58,6 @@ def decode_operand(ref: Any) -> Any:
     return ref[0] if len(ref) == 1 else np.frombuffer(ref[1], ref[0])[0]
 
 
-def is_view_ref(ref: Any) -> bool:
-    """Whether a reference is a view: (buffer, offset, shape, strides, dtype string)."""
-    return type(ref) is not int and len(ref) == 5
-
-
 def _module_of(array: Any) -> Any:
     import importlib
 

@@ -222,3 +222,56 @@ def test_numbers_of_derived_classes_have_the_dtype_that_numpy_gives_them() -> No
             x[0] = None
         x[0] = Level.HIGH
         assert x.tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("devices", ["cpu:0", "sim:0"])
+def test_a_draw_that_fails_leaves_its_generator_as_it_was(devices: str) -> None:
+    with il.connect(devices, memory=64 << 20):
+        ours, numpys = il.random.default_rng(3), np.random.default_rng(3)
+        of_a_failure = ours.permutation(il.arange(3)[il.asarray([9])])
+        assert ours.random(3).tolist() == numpys.random(3).tolist()
+        with pytest.raises(IndexError):
+            of_a_failure.numpy()
+        assert ours.integers(9, size=3).tolist() == numpys.integers(9, size=3).tolist()
+        ours.random(50_000_000)  # with more memory this would have drawn: what is drawn now would be other numbers
+        for draw in (ours.random(3), ours.permutation(4)):
+            with pytest.raises(il.OutOfDeviceMemory, match="no room for 400000000 bytes"):
+                draw.numpy()
+
+
+def test_ravel_walks_as_numpys_does_in_every_order() -> None:
+    host = np.arange(24).reshape(2, 3, 4)
+    views: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda a: a,
+        lambda a: a.T,
+        lambda a: a[::-1],
+        lambda a: a.transpose(1, 2, 0)[:, ::-1],
+        lambda a: a[:, ::2].T,
+        lambda a: a[:, ::-1].swapaxes(0, 1),
+    ]
+    with il.connect("cpu:0"):
+        x = il.asarray(host)
+        for view in views:
+            for order in "CFAK":
+                assert view(x).ravel(order).tolist() == view(host).ravel(order).tolist()  # type: ignore[arg-type]
+                assert view(x).flatten(order).tolist() == view(host).flatten(order).tolist()  # type: ignore[arg-type]
+
+
+def test_out_that_cannot_be_written_is_refused_in_words() -> None:
+    with il.connect("cpu:0"):
+        x = il.ones(3)
+        with pytest.raises(TypeError, match=r"add\(\) takes an array on a device as out=, not a ndarray"):
+            il.add(x, x, out=np.zeros(3))
+        with pytest.raises(TypeError, match=r"divmod\(\) takes no out="):
+            il.divmod(x, 2, out=x)
+        with pytest.raises(TypeError, match=r"sum\(\) takes no out= yet"):
+            np.sum(x, out=np.zeros(()))
+        assert float(np.sum(x, out=None)) == 3.0
+
+
+def test_numpys_defaults_of_copy_and_transpose_hold() -> None:
+    host = np.arange(6.0).reshape(2, 3)
+    with il.connect("cpu:0"):
+        x = il.asarray(host)
+        assert np.copy(x.T).strides == np.copy(host.T).strides
+        assert np.transpose(x, axes=(1, 0)).tolist() == np.transpose(host, axes=(1, 0)).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock.protocol.accesses import accesses, buffer_of, outputs
+from interlock.protocol.accesses import accesses, buffer_of, outputs, spoiled
 from interlock.protocol.messages import ARRAYS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Control
 from interlock.protocol.operations import BY_NAME
 
@@ -61,3 +61,11 @@ def test_only_arrays_have_a_buffer() -> None:
     assert buffer_of(VIEW) == 7
     assert buffer_of((2.5,)) is None
     assert buffer_of(("<f4", b"1234")) is None
+
+
+def test_what_fails_spoils_what_it_writes_but_not_a_generator() -> None:
+    assert spoiled((code("rng_random", GENERAL), 9, (0,), (4,), ((3,), None), None)) == (9,)
+    assert spoiled((code("rng_shuffle", GENERAL), 9, (), (4, VIEW), (0,), None)) == (7,)
+    assert spoiled((code("add", GENERAL), 9, (), (1, 2), (), VIEW)) == (7,)
+    assert spoiled((code("rng_new", GENERAL), 9, (0,), (), ((1,), ()), None)) == (9,)
+    assert spoiled((Control.RECV, 6, 0, 900, 0)) == (6,)

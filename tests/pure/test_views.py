@@ -195,34 +195,6 @@ def test_views_of_views_add_up(array: Any, keys: list[Any]) -> None:
     assert agrees((known, offset), array, wanted)
 
 
-@given(shape=shapes, data=st.data())
-@settings(many, max_examples=400)
-def test_a_view_covers_its_buffer_when_each_element_is_seen_once(shape: tuple[int, ...], data: st.DataObject) -> None:
-    buffer = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
-    order = data.draw(st.permutations(range(len(shape))))
-    buffer = buffer.transpose(order).copy("C").transpose(np.argsort(order).astype(int).tolist())
-    base = spec(buffer.shape, buffer.dtype, buffer.strides)
-    steps = [data.draw(st.sampled_from((1, 1, -1, 2))) for _ in shape]
-    stepped: Any = (..., *[slice(None, None, step) for step in steps])
-    view = buffer[stepped].transpose(data.draw(st.permutations(range(len(shape)))))
-    if data.draw(st.integers(0, 4)) == 4:
-        view = np.broadcast_to(view, (2, *view.shape))
-    if data.draw(st.integers(0, 4)) == 4 and view.ndim:
-        view = view[1:]
-    known = spec(view.shape, view.dtype, view.strides)
-    offset = address(view) - address(buffer) if view.size else 0
-    once = sorted(view.ravel().tolist()) == sorted(buffer.ravel().tolist())
-    assert views.overlaps_whole(known, base, offset) == once
-
-
-def test_half_of_a_buffer_seen_twice_does_not_cover_it() -> None:
-    base = spec((4,), np.dtype("f4"))
-    assert not views.overlaps_whole(spec((2, 2), np.dtype("f4"), (4, 4)), base, 0)
-    assert not views.overlaps_whole(spec((2, 2), np.dtype("f4"), (0, 4)), base, 0)
-    assert views.overlaps_whole(spec((2, 2), np.dtype("f4"), (8, 4)), base, 0)
-    assert views.overlaps_whole(spec((4,), np.dtype("f4"), (-4,)), base, 12)
-
-
 def test_terabytes_cost_nothing() -> None:
     huge = spec((1 << 20, 1 << 18), np.dtype("f4"))
     derived, offset = views.index(huge, 0, (slice(None, None, -1), -1))

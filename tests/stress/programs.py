@@ -113,6 +113,7 @@ class Kind(NamedTuple):
     whole: bool = False  # the first argument is overwritten as a whole, its old value does not matter
     tame: Callable[..., Any] | None = None  # the same without the errors that only values cause; gives the same layout
     reads: bool = True  # the elements of its arguments, not only their geometry
+    spares: tuple[int, ...] = ()  # of the written arguments, those that stay good if it fails
 
 
 Operand = tuple[str, Any]  # ("v", place among the arguments), ("s", scalar) or ("n", Upload)
@@ -278,8 +279,15 @@ KINDS: dict[str, Kind] = {
     "put_list": Kind(_assign, "write", (0,)),
     "rng": Kind(_new_rng),
     "draw": Kind(_draw, writes=(0,)),
-    "shuffle": Kind(lambda side, values: values[0].shuffle(values[1]), "write", (0, 1)),
-    "permuted": Kind(lambda side, values: values[0].permutation(values[1]), writes=(0,)),
+    "shuffle": Kind(
+        lambda side, values: values[0].shuffle(values[1]), "write", (0, 1), tame=lambda side, values: None, spares=(0,)
+    ),
+    "permuted": Kind(
+        lambda side, values: values[0].permutation(values[1]),
+        writes=(0,),
+        tame=lambda side, values: np.random.default_rng(0).permutation(values[1]),
+        spares=(0,),
+    ),
     "read": Kind(lambda side, values: None, "none"),
     "free": Kind(lambda side, values: None, "none"),
     "synchronize": Kind(lambda side, values: None, "none"),
@@ -379,7 +387,8 @@ class Model:
         if errors:
             self.ever_failed = True
         for place in kind.writes:
-            self._settle(self.buffer[step.args[place]], errors)
+            if not (errors and place in kind.spares):
+                self._settle(self.buffer[step.args[place]], errors)
         return Line(step, made=self._name(step, kind, results, errors), failed=self.ever_failed)
 
     def _settle(self, buffer: int, errors: frozenset[str]) -> None:
