@@ -7,7 +7,6 @@ transposing give views, with NumPy's aliasing.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -118,6 +117,8 @@ class Array(Handle):
         return self._read_in_loop().__await__()
 
     async def _read_in_loop(self) -> np.ndarray[Any, Any]:
+        import asyncio  # here, as it takes as long to import as NumPy, and few programs await
+
         loop = asyncio.get_running_loop()
         session = self._lane.session
         pending = session.ask(self._lane, self._ref, user_site(2))
