@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ..protocol.descriptors import pipe
 from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity
 
@@ -81,8 +82,8 @@ class Process:
     ) -> None:
         self.device = device
         self.log = folder / f"{name}.log"
-        owned, owner = os.pipe2(os.O_CLOEXEC)
-        ready, tell_ready = os.pipe2(os.O_CLOEXEC)
+        owned, owner = pipe()
+        ready, tell_ready = pipe()
         command = [
             sys.executable, "-P", *PROGRAM, "--device", device, "--name", name, "--folder", str(folder),
             "--memory", str(memory), "--owner", str(os.getpid()), str(owned),
