@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ..protocol.descriptors import pipe
 from ..protocol.errors import InterlockError
 from ..protocol.sockets import runtime_folder
 
@@ -31,7 +32,7 @@ def start(arguments: Sequence[str], log: Path | None, say: Callable[[str], None]
         InterlockError: it did not start; with its last lines.
     """
     written = log or _new_log()
-    told, tell = os.pipe2(os.O_CLOEXEC)
+    told, tell = pipe()
     command = [sys.executable, "-P", "-m", "interlock.deploy", "up", *arguments, "--told-fd", str(tell)]
     if log is None:
         command += ["--own-log", str(written)]

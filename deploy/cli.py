@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from .. import __version__
 from ..protocol import supervision
+from ..protocol.descriptors import pipe
 from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity, alive
 
@@ -286,7 +287,8 @@ def _up_detached(chosen: argparse.Namespace, devices: list[str]) -> int:
 @contextlib.contextmanager
 def _told_to_stop() -> Iterator[int]:
     """A descriptor that is readable once a signal asks for the end."""
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    reading, writing = pipe()
+    os.set_blocking(writing, False)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -226,6 +226,14 @@ def test_a_detached_launcher_that_cannot_start_tells_why(runtime: Path) -> None:
     assert "sim:0 has no options ['nonsense']" in started.err
 
 
+def test_a_launcher_can_be_detached_by_a_program_without_standard_descriptors(runtime: Path, tmp_path: Path) -> None:
+    file = tmp_path / "address"
+    words = f"{sys.executable} -P -m interlock.deploy up --devices cpu:0 --detach --address-file {file}"
+    assert run(["bash", "-c", f"exec {words} <&- >&- 2>&-"]).code == 0
+    assert [worker["state"] for worker in status(file.read_text().strip())["workers"]] == ["serving"]
+    assert interlock("down").code == 0
+
+
 def test_a_log_file_of_ones_own_outlives_the_launcher(runtime: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert interlock("up", "--devices", "none", "--detach", "--log-file", str(log)).code == 0
