@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     after = floors.numpy_loop(), floors.memcpy_time()
     machine = [f"{b / a:.2f} x" for a, b in zip(before, after, strict=True)]
     unmeasured = not_measured(rows, {**dict.fromkeys(names, "--quick does less than this needs"), **failed})
+    Path(args.json).write_text(json.dumps(report(rows, unmeasured, before, after), indent=2) + "\n")
     print(table(rows))
     print(f"\nthe machine after the run, over before it: a NumPy loop {machine[0]}, a memcpy {machine[1]}")
     print("not measured:")
@@ -114,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {budget.what} ({budget}): {why}")
     for name in set(failed) - {budget.benchmark for budget in BUDGETS}:
         print(f"  {name}: {failed[name]}")
-    Path(args.json).write_text(json.dumps(report(rows, unmeasured, before, after), indent=2) + "\n")
     print(verdict(rows))
     return 1 if failed else 0
 
@@ -134,5 +134,15 @@ def report(rows: Sequence[Row], unmeasured: Sequence[Any], before: Sequence[floa
     }
 
 
+def _run() -> int:
+    try:
+        code = main()
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())

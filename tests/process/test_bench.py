@@ -59,6 +59,15 @@ def test_two_benchmarks_end_with_a_verdict_and_leave_the_same_figures_as_json(tm
     assert [line.split()[:2] for line in done.stderr.splitlines()] == [["1/2", "toy"], ["2/2", "transfer"]]
 
 
+@pytest.mark.usefixtures("runtime")
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    line = f"set -o pipefail; PYTHONUNBUFFERED= {sys.executable} {BENCHMARKS} --quick --only toy | true"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    assert (tmp_path / "bench.json").exists()
+
+
 def test_figures_that_could_not_be_kept_are_not_measured(tmp_path: Path) -> None:
     done = run("--only", "toy", "--json", "nowhere/figures.json", cwd=tmp_path)
     assert done.returncode == 2
