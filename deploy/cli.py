@@ -42,9 +42,11 @@ _EXIT_CODES: Final = """exit codes:
   3    nobody is there: no launcher runs, or none answers at the address
   130  interrupted"""
 
+_GPUS: Final = "; cuda:N is for GPUs, which this version cannot drive yet"
+
 _EXAMPLES: Final = """examples:
   interlock up --devices cpu:0,cpu:1      start two workers; Ctrl-C ends them
-  interlock up --devices cuda:all --detach
+  interlock up --devices cpu:0,sim:0 --detach
   interlock status                        what runs
   interlock down                          end it
   interlock info                          what this machine has
@@ -61,7 +63,7 @@ end it and its workers."""
 
 _UP_EXAMPLES: Final = """examples:
   interlock up --devices cpu:0,cpu:1,cpu:2
-  interlock up --devices cpu:0,cuda:all --memory 8GiB
+  interlock up --devices cpu:0,sim:0 --memory 8GiB
   interlock up --devices cpu:0 --detach --address-file /tmp/address
   interlock up --devices none                 only workers that join: see `interlock worker`
 
@@ -86,7 +88,7 @@ and with exit code 3 when the launcher ends."""
 
 _WORKER_EXAMPLES: Final = """examples:
   interlock up --devices none --detach
-  interlock worker --device cuda:0 --memory 16GiB
+  interlock worker --device cpu:0 --memory 16GiB
   interlock worker --device cpu:1 --address ipc:///... --folder /run/user/1000/interlock-cpu1
 
 """
@@ -111,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = chosen.command
     try:
-        return command(chosen)
+        code = command(chosen)
+        print(end="", flush=True)
+        return code
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
@@ -155,8 +159,8 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     up = add("up", _up, "start workers and keep them running", _UP_EXAMPLES, _UP)
-    up.add_argument("--devices", metavar="D,D", help="such as cpu:0,cuda:all; default: cpu:0 and all GPUs")
-    _add_worker_options(up)
+    up.add_argument("--devices", metavar="D,D", help=f"such as cpu:0,cpu:1,sim:0; default: cpu:0{_GPUS}")
+    _add_worker_options(up, "for each worker, such as 2GiB; default: together half of the machine's memory")
     up.add_argument("--detach", action="store_true", help="go to the background once the workers serve")
     up.add_argument("--address-file", type=Path, metavar="F", help="write the address there; removed at the end")
     up.add_argument("--log-file", type=Path, metavar="F", help="with --detach: what it says goes there")
@@ -173,20 +177,18 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="every launcher of this user")
 
     worker = add("worker", _worker, "run one worker under another supervisor", _WORKER_EXAMPLES, _WORKER)
-    worker.add_argument("--device", required=True, metavar="D", help="such as cpu:0 or cuda:1")
+    worker.add_argument("--device", required=True, metavar="D", help=f"such as cpu:0 or sim:1{_GPUS}")
     worker.add_argument("--address", metavar="A", help="of the launcher; default: INTERLOCK_ADDRESS, else the only one")
     worker.add_argument("--folder", type=Path, metavar="F", help="for its endpoint; default: a private one")
-    _add_worker_options(worker)
+    _add_worker_options(worker, "such as 2GiB; default: half of the machine's memory")
 
     info = add("info", _info, "show what this machine has, and why something is missing", _INFO_EXAMPLES)
     info.add_argument("--json", action="store_true", help="for programs")
     return parser
 
 
-def _add_worker_options(command: Any) -> None:
-    command.add_argument(
-        "--memory", type=parse_bytes, metavar="N", help="for each worker, such as 2GiB; default: together half of all"
-    )
+def _add_worker_options(command: Any, memory: str) -> None:
+    command.add_argument("--memory", type=parse_bytes, metavar="N", help=memory)
     command.add_argument(
         "--options", type=_parse_options, default={}, metavar="JSON", help="of the devices, such as '{\"seed\": 1}'"
     )

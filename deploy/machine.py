@@ -64,14 +64,14 @@ def _model(gpu: Path) -> str:
 
 
 def _why_no_gpu(found: int) -> str:
+    if not HAS_CUDA:
+        return "this version of interlock has no CUDA device"
     if not GPUS.is_dir():
         return f"no NVIDIA driver on this machine ({GPUS} is missing)"
     if not found:
         return "the NVIDIA driver sees no GPU"
     if find_spec("cupy") is None:
         return "CuPy is missing: pip install 'interlock[cuda]'"
-    if not HAS_CUDA:
-        return "this build of interlock has no CUDA device"
     return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides all of them"
 
 

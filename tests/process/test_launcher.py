@@ -330,6 +330,19 @@ def test_the_help_of_every_command_has_examples_and_exit_codes(command: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("command", "memory"),
+    [
+        ("up", "for each worker, such as 2GiB; default: together half of the machine's memory"),
+        ("worker", "such as 2GiB; default: half of the machine's memory"),
+    ],
+)
+def test_the_help_tells_how_much_memory_workers_get_and_that_no_gpu_can_be_driven(command: str, memory: str) -> None:
+    words = " ".join(interlock(command, "--help").out.split())
+    assert f"--memory N {memory} --options" in words
+    assert "cuda:N is for GPUs, which this version cannot drive yet" in words
+
+
+@pytest.mark.parametrize(
     ("text", "nbytes"),
     [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5g", 1_500_000_000), ("64 kib", 65536), ("4096", 4096)],
 )
@@ -428,6 +441,8 @@ def test_info_tells_what_the_machine_has_and_why_something_is_missing() -> None:
     assert all(text in words for text in expected)
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    done = run(["bash", "-c", f"set -o pipefail; {sys.executable} -m interlock.deploy info --json | true"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_error(unbuffered: str) -> None:
+    line = f"set -o pipefail; {sys.executable} -m interlock.deploy info --json | true"
+    done = run(["bash", "-c", line], env={"PYTHONUNBUFFERED": unbuffered})
     assert (done.code, done.err) == (0, "")
