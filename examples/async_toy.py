@@ -24,7 +24,6 @@ ROUNDS: Final = 5
 EXAMPLES: Final = """examples:
   python examples/async_toy.py
   python examples/async_toy.py --devices sim:0 --size 64 --repeats 200
-  python examples/async_toy.py --devices cuda:0 --size 2048
 """
 
 
