@@ -11,6 +11,11 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+ifneq ($(origin PYTHON),file)
+ifneq ($(if $(filter clean,$(MAKECMDGOALS)),,$(wildcard $(VENV)/bin/python)),)
+$(info $(VENV) is there and stays: PYTHON=$(PYTHON) is not used; `make clean` first makes it anew)
+endif
+endif
 TRAIN ?=
 TEST ?=
 BENCH ?=
@@ -18,19 +23,20 @@ BENCH ?=
 .PHONY: train test lint bench clean
 
 train: $(VENV)/with-examples
-	$(VENV)/bin/python examples/mlp.py $(TRAIN)
+	$(VENV)/bin/python $(strip examples/mlp.py $(TRAIN))
 
 test: $(VENV)/with-tests build/types
-	$(VENV)/bin/python -m pytest $(TEST)
+	$(VENV)/bin/python -m $(strip pytest $(TEST))
 
 lint: $(VENV)/with-tests build/types
 	$(VENV)/bin/python -m pytest tests/pure/test_style.py
 
 bench: $(VENV)/with-examples
-	$(VENV)/bin/python benchmarks $(BENCH)
+	$(VENV)/bin/python $(strip benchmarks $(BENCH))
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo "Interlock needs Python 3.11 or newer with venv: install one, or say PYTHON=/path/to/python" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Interlock needs Python 3.11 or newer with venv$(if $(PYTHON),; $(PYTHON) will not do): install one, or say PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/with-examples: pyproject.toml | $(VENV)/bin/python
