@@ -126,8 +126,10 @@ class Inbox:
         sender, *frames = self._socket.recv_multipart()  # a third of the system calls of polling and then receiving
         return sender, frames[0] if len(frames) == 1 else b""
 
-    def poll(self) -> tuple[bytes, bytes] | None:
-        """(sender, data) of a message that is already here, or None."""
+    def poll(self, timeout_s: float = 0.0) -> tuple[bytes, bytes] | None:
+        """(sender, data) of a message that is already here, or comes in time; else None."""
+        if timeout_s and not self._socket.poll(max(int(timeout_s * 1000), 1)):
+            return None
         try:
             sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:

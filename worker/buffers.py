@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.messages import Ref
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
@@ -50,12 +51,13 @@ class Unavailable(Exception):
 class Memory:
     """A block of the device's memory and how many hold it: the buffer's name, and each loan."""
 
-    __slots__ = ("block", "holders", "marks", "on_host")
+    __slots__ = ("block", "holders", "marks", "on_host", "orphan")
 
     def __init__(self, block: Any, on_host: bool = False) -> None:
         self.block = block
         self.holders = 1
         self.on_host = on_host  # made by host_alloc, not by alloc
+        self.orphan = False  # no buffer has it any more: it goes with its last loan
         self.marks: list[Any] = []  # copies under way that read it (devices with queues only)
 
 
@@ -73,13 +75,20 @@ class _Arrays(dict[Any, Any]):
 class Store:
     """The arrays of one session on one device."""
 
-    def __init__(self, device: Device, give_back: Callable[[Origin], None]) -> None:
-        """`give_back` is told of each borrowed memory that is no longer read."""
+    def __init__(
+        self, device: Device, give_back: Callable[[Origin], None], await_loans: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`give_back` is told of each borrowed memory that is no longer read.
+
+        `await_loans` waits for borrowers to return what was lent, when memory is short; False if none did in time.
+        """
         self.device = device
         self.arrays: dict[Any, Any] = _Arrays(self._make_view)
         self.failures: dict[int, Failure] = {}
         self._failed_specs: dict[int, Spec] = {}  # what a full overwrite makes anew
         self._give_back = give_back
+        self._await_loans = await_loans
+        self._orphans = 0  # blocks of memory that go when a loan ends
         self._memory: dict[int, Memory] = {}
         self._views: dict[int, list[Ref]] = {}
         self._borrowed: dict[int, tuple[Origin, Any]] = {}
@@ -96,11 +105,20 @@ class Store:
                 spec.shape, spec.dtype, strides=spec.strides, buffer=np.empty(max(spec.nbytes, 1), np.uint8)
             )
         else:
-            memory = Memory(self.device.alloc(spec.nbytes))
+            memory = Memory(self._alloc(spec.nbytes))
             array = self.device.view(memory.block, spec.shape, spec.dtype, 0, spec.strides)
             self._memory[buffer] = memory
         self.arrays[buffer] = array
         return array
+
+    def _alloc(self, nbytes: int) -> Any:
+        """Memory of the device; where loans hold memory that nobody else has any more, their end is waited for."""
+        while True:
+            try:
+                return self.device.alloc(nbytes)
+            except OutOfDeviceMemory:
+                if not self._orphans or not self._await_loans():
+                    raise
 
     def drop(self, buffer: int) -> None:
         """Forget a buffer. Its memory goes when the last loan of it ends."""
@@ -149,6 +167,7 @@ class Store:
     def lend_copy(self, loan: int, memory: Memory) -> None:
         """Lend memory that was made for this loan alone."""
         self._lent[loan] = memory, -1
+        self._orphan(memory)
 
     def returned(self, loan: int) -> None:
         """The borrower has copied or dropped it. Loans that are already over are ignored: their borrower was lost."""
@@ -187,7 +206,7 @@ class Store:
 
     def _move(self, buffer: int, keep: bool) -> None:
         old = self.arrays[buffer]  # raises Unavailable
-        memory = Memory(self.device.alloc(old.nbytes))
+        memory = Memory(self._alloc(old.nbytes))
         new = self.device.view(memory.block, old.shape, old.dtype, 0, old.strides)
         if keep:
             self.device.launch(COMPUTE, self.device.xp.copyto, new, old)
@@ -202,16 +221,24 @@ class Store:
         if memory is not None:
             self._loans.pop(buffer, None)
             self._release(memory)
+            if memory.holders:
+                self._orphan(memory)
         borrowed = self._borrowed.pop(buffer, None)
         if borrowed is not None:
             origin, attached = borrowed
             self.device.host_detach(attached)
             self._give_back(origin)
 
+    def _orphan(self, memory: Memory) -> None:
+        """Nothing but loans holds this memory any more."""
+        memory.orphan = True
+        self._orphans += 1
+
     def _release(self, memory: Memory) -> None:
         memory.holders -= 1
         if memory.holders:
             return
+        self._orphans -= memory.orphan
         if memory.on_host:
             self.device.host_retire(memory.block)
         else:
@@ -270,6 +297,7 @@ class Store:
     @property
     def idle(self) -> bool:
         """Nothing is held: no names, views, memory, loans or failures."""
+        assert self._lent or not self._orphans
         held = (self.arrays, self.failures, self._memory, self._views, self._borrowed, self._lent, self._loans)
         return not any(held)
 

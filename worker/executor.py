@@ -69,6 +69,7 @@ class Executor:
         report: Callable[[Message], None],
         tell: Callable[[int, Message], None],
         window: int,
+        await_loans: Callable[[], bool] = lambda: False,
     ) -> None:
         """`report` sends to the session, `tell` to another lane's worker; `window` instructions may be on the way."""
         self.lane = lane
@@ -86,7 +87,7 @@ class Executor:
         self._specs: dict[int, Spec | None] = {}  # by id; None stands for a small array that a kernel may allocate
         self._layouts: dict[int, Spec] = {}  # by id, all of them
         self._returns: list[Origin] = []
-        self._store = Store(device, self._returns.append)
+        self._store = Store(device, self._returns.append, await_loans)
         self._transfers = Transfers(device, lane, session, self._store, self._report, self._tell)
         self._late: deque[Message] = deque()  # failures not told yet; some are found on the device's threads
         self._ran: deque[tuple[Any, ...]] | None = None  # records while tracing

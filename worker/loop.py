@@ -7,12 +7,13 @@ nothing to run; whatever comes (a batch, a ticket, a lost frontend, a mark that 
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..protocol import messages as m
 from ..protocol.arena import Mappings
@@ -25,6 +26,8 @@ from ..protocol.sockets import Inbox, Outlet, ipc, sweep
 from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
+
+LOANS_S: Final = 0.5  # how long an instruction that lacks memory waits for what was lent to come back
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +182,31 @@ class Worker:
 
     def _interrupt(self) -> None:
         """Between two instructions of a batch, while something is parked: take in the tickets that have come."""
+        for _ in range(len(self._deferred)):  # tickets may be among what came while memory was short
+            self._handle_in_batch(*self._deferred.popleft())
         while (received := self.inbox.poll()) is not None:
             self._decode_and(self._handle_in_batch, *received)
+
+    def _await_loans(self) -> bool:
+        """In the middle of an instruction that lacks memory: wait until a borrower returns some. False if none does.
+
+        Nothing is run meanwhile: a ticket that comes waits for the end of the instruction.
+        """
+        deadline = time.monotonic() + LOANS_S
+        while (left := deadline - time.monotonic()) > 0:
+            received = self.inbox.poll(left)
+            if received is not None:
+                returned = self._decode_and(self._handle_in_instruction, *received)
+                if returned:
+                    return True
+        return False
+
+    def _handle_in_instruction(self, sender: bytes, message: Message) -> bool:
+        if type(message) in (m.Taken, m.Returned, m.Batch):
+            self._handle(sender, message)
+            return type(message) is not m.Batch
+        self._deferred.append((sender, message))
+        return False
 
     def _handle_in_batch(self, sender: bytes, message: Message) -> None:
         if type(message) in (m.Ticket, m.Taken, m.Returned, m.Batch):
@@ -188,12 +214,12 @@ class Worker:
         else:
             self._deferred.append((sender, message))  # it may close what is running
 
-    def _decode_and(self, handle: Any, sender: bytes, data: bytes) -> None:
+    def _decode_and(self, handle: Callable[[bytes, Message], Any], sender: bytes, data: bytes) -> Any:
         try:
             message = decode(data)
         except ProtocolError:
-            return  # not one of ours: nobody to answer
-        handle(sender, message)
+            return None  # not one of ours: nobody to answer
+        return handle(sender, message)
 
     def _handle(self, sender: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -252,7 +278,9 @@ class Worker:
         session = Session(events, hello.lane, owner)
         try:
             window = options.get("window", 1024)
-            executor = Executor(device, hello.lane, hello.session, session.report, session.tell, window)
+            executor = Executor(
+                device, hello.lane, hello.session, session.report, session.tell, window, self._await_loans
+            )
             executor.introduce(-1, owner, direct=False)
             session.executor = executor
             progress = options.get("progress")
