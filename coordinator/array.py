@@ -16,6 +16,7 @@ import numpy as np
 from ..protocol.operations import BY_NAME
 from ..protocol.specs import Spec
 from . import issue, views
+from .events import seconds
 from .infer import fast_power, ravel_axes
 from .issue import (
     ArrayLike,
@@ -25,6 +26,7 @@ from .issue import (
     handle,
     inplace_method,
     reflected_method,
+    refuse_frozen,
     unary_method,
     user_site,
 )
@@ -104,7 +106,7 @@ class Array(Handle):
             Exception: what made the array fail, with the line that issued the failed operation.
         """
         lane = self._lane
-        return lane.session.read(lane, self._ref, self._spec, user_site(2), timeout)
+        return lane.session.read(lane, self._ref, self._spec, user_site(2), seconds(timeout))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
@@ -201,12 +203,15 @@ class Array(Handle):
 
     # -- views
 
-    def _view(self, found: tuple[Spec, int] | None) -> Array:
+    def _view(self, found: tuple[Spec, int] | None, frozen: bool = False) -> Array:
+        """A view of this geometry; `frozen` if it must not be written, as then its own views must not."""
         assert found is not None
         spec, offset = found
         base = self if self._base is None else self._base
         ref = (base._ref, offset, spec.shape, spec.strides, spec.dtype.str)
         made: Array = handle(Array, self._lane, ref, spec, base)
+        if frozen or getattr(self, "_frozen", False):
+            made._frozen = True
         return made
 
     @property
@@ -222,6 +227,7 @@ class Array(Handle):
             return made
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        refuse_frozen(self, "assignment destination")
         try:
             target = self._view(views.index(self._spec, self._offset, key))
         except views.AdvancedKey:

@@ -18,8 +18,9 @@ from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
 from ..protocol.supervision import ROSTER, parse_roster
 from . import workers
+from .events import seconds
 from .lane import Device, Lane
-from .session import Session, close_all
+from .session import Session, check_settings, close_all
 
 _default: Session | None = None
 _lock = threading.RLock()
@@ -56,14 +57,25 @@ def connect(
         devices = [name for name in devices.split(",") if name.strip()]
     if devices is None and address is None:
         address = os.environ.get("INTERLOCK_ADDRESS") or None
+        said = " (from INTERLOCK_ADDRESS)"
+    else:
+        said = ""
+    check_settings(gate, window, memory)
     if address is not None:
-        session = Session(_adopt(address, devices), gate=gate, window=window, memory=memory)
+        session = Session(_adopt(address, devices, said), gate=gate, window=window, memory=memory)
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
         session = _start(named, gate, window, memory, options or {})
     with _lock:
-        session.previous = _default
+        session.previous = _open(_default)
         _default = session
+    return session
+
+
+def _open(session: Session | None) -> Session | None:
+    """This session, or the last before it that is open and this process's own."""
+    while session is not None and (session.closed or not session.mine):
+        session = session.previous
     return session
 
 
@@ -98,12 +110,12 @@ def _start(devices: list[str], gate: str, window: int, memory: int | None, optio
         raise
 
 
-def _adopt(address: str, devices: Sequence[str] | None) -> list[workers.Adopted]:
+def _adopt(address: str, devices: Sequence[str] | None, said: str) -> list[workers.Adopted]:
     """The workers behind a launcher's address."""
     answer = ask(address, ROSTER, timeout_s=5.0)
     if answer is None:
         raise InterlockError(
-            f"nobody listens at {address}: start workers with `interlock up` and use the address that it prints, "
+            f"nobody listens at {address}{said}: start workers with `interlock up` and use the address that it prints, "
             f"or name devices instead, such as devices=['cpu:0', 'cpu:1']"
         )
     found = [workers.Adopted(name, endpoint, Identity(*identity)) for name, endpoint, identity in parse_roster(answer)]
@@ -125,8 +137,7 @@ def default_session() -> Session:
     """The session that `interlock.*` uses: the last one connected and still open, else a new one."""
     global _default
     with _lock:
-        while _default is not None and (_default.closed or not _default.mine):
-            _default = _default.previous
+        _default = _open(_default)
         return _default or connect()
 
 
@@ -145,4 +156,4 @@ def synchronize(timeout: float | None = None) -> None:
         Exception: the earliest failure, by order of issue, that no read has raised; the others are notes on it.
         TimeoutError: it was not finished in `timeout` seconds.
     """
-    default_session().synchronize(timeout)
+    default_session().synchronize(seconds(timeout))

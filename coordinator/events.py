@@ -10,6 +10,7 @@ Knows nothing of what the events mean.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import threading
 import time
@@ -19,7 +20,24 @@ from typing import Any, Final
 
 from ..protocol.sockets import Events
 
+LONGEST_S: Final = 1e6  # seconds; what is longer is cut off, as the sockets count milliseconds in 32 bits
 TICK_S: Final = 0.002  # how long an instruction may lie unsent while the program does something else
+
+
+def seconds(timeout: float | None) -> float | None:
+    """A time to wait, checked; None for as long as it takes, which infinity means as well.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, or not a number at all.
+    """
+    if timeout is None or timeout == math.inf:
+        return None
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds or None, not a {type(timeout).__name__}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must not be negative, and {timeout} is")
+    return min(float(timeout), LONGEST_S)
 
 
 class Pending:

@@ -280,7 +280,7 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Array:
 def broadcast_to(x: Any, shape: Any) -> Array:
     """A read-only view of a larger shape."""
     source = asarray(x)
-    return source._view(views.broadcast_to(source._spec, source._offset, shape))
+    return source._view(views.broadcast_to(source._spec, source._offset, shape), frozen=True)
 
 
 def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:

@@ -49,9 +49,10 @@ class Handle:
     may go in any thread, at any moment, the interpreter's end included.
     """
 
-    __slots__ = ("__weakref__", "_base", "_lane", "_ref", "_spec")
+    __slots__ = ("__weakref__", "_base", "_frozen", "_lane", "_ref", "_spec")
 
     _base: Handle | None  # of a view, the handle of its buffer
+    _frozen: bool  # set on views that NumPy would not let be written; not there on any other
     _lane: Lane
     _ref: Ref
     _spec: Spec
@@ -62,6 +63,12 @@ class Handle:
                 self._lane.dropped.append(self._ref)  # type: ignore[arg-type]  # a buffer's own handle has its number
         except AttributeError:
             pass  # it was never made whole
+
+
+def refuse_frozen(target: Any, what: str) -> None:
+    """Raise NumPy's error if the array is a view that must not be written."""
+    if getattr(target, "_frozen", False):
+        raise ValueError(f"{what} is read-only")
 
 
 def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Spec, base: Handle | None = None) -> Any:
@@ -272,6 +279,8 @@ def call(
     Returns:
         The new array, a tuple of them, `into`, or None.
     """
+    if into is not None:
+        refuse_frozen(into, "output array")
     site = user_site(2)
     arrays = True
     for operand in operands if into is None else (*operands, into):

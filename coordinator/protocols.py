@@ -52,20 +52,20 @@ def array_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[
 
 
 def _is_default(name: str, value: Any) -> bool:
-    return (
-        (name, value) in (("where", True), ("casting", "same_kind"), ("order", "K"), ("subok", True))
-        or (value is None and name == "dtype")
-        or (name == "keepdims" and value is False)
-    )
+    known = {"where": True, "casting": "same_kind", "order": "K", "subok": True, "keepdims": False}
+    if isinstance(value, (bool, str)):
+        return known.get(name) == value
+    return value is None and name == "dtype"
 
 
 def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `__array_function__` answers."""
-    name = function.__name__
     ours = _FUNCTIONS.get(function)
     if ours is None:
+        name = f"{function.__module__}.{function.__name__}"
         raise TypeError(
-            f"numpy.{name} is not supported on Interlock's arrays; read the elements first: np.{name}(np.asarray(x))"
+            f"{name} is not supported on Interlock's arrays; read the elements first, "
+            f"such as {name}(np.asarray(x)), and make an array of the result where you go on with it"
         )
     kwargs = {key: value for key, value in kwargs.items() if value is not np._NoValue}
     return ours(*args, **kwargs)

@@ -40,7 +40,26 @@ INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
 DYING_S: Final = 1.0  # how long a worker may take to end, once its memory cannot be opened any more
 ROOM: Final = 0.75  # of the window: who has waited for room goes on when no more than this is on the way
+LEAST_MEMORY: Final = 1 << 20  # bytes that a session must be allowed on each worker
+PAGE: Final = 1 << 16  # bytes of the page on which workers write how far they have come
 FORKED: Final = "this is a forked child of the program that made the session: connect again here"
+
+
+def check_settings(gate: str, window: int, memory: int | None) -> None:
+    """Refuse settings of a session that mean nothing.
+
+    Raises:
+        TypeError: `window` or `memory` is no int.
+        ValueError: one is out of bounds, or `gate` is no gate.
+    """
+    if gate not in ("worker", "coordinator"):
+        raise ValueError(f"gate must be 'worker' or 'coordinator', not {gate!r}")
+    if not isinstance(window, int) or (memory is not None and not isinstance(memory, int)):
+        raise TypeError("window must be a number of instructions and memory a number of bytes, both ints")
+    if window < 1:
+        raise ValueError(f"window must be at least 1 instruction, not {window}")
+    if memory is not None and memory < LEAST_MEMORY:
+        raise ValueError(f"memory must be at least {LEAST_MEMORY} bytes, not {memory}")
 
 
 class Session:
@@ -57,10 +76,7 @@ class Session:
         memory: int | None = None,
     ) -> None:
         """Greet the workers. `processes` are those that this session started, and stops; `folder` its own folder."""
-        if gate not in ("worker", "coordinator"):
-            raise ValueError(f"gate must be 'worker' or 'coordinator', not {gate!r}")
-        if window < 1:
-            raise ValueError(f"window must be at least 1 instruction, not {window}")
+        check_settings(gate, window, memory)
         self.id = os.urandom(16)
         self.lock = threading.Lock()
         self.next_id: Callable[[], int] = itertools.count(1).__next__
@@ -88,8 +104,9 @@ class Session:
         self._identity = own_identity()
         self._arena = Arena(self.memory, self._identity)
         self._mappings = Mappings()
-        self._progress_block = self._arena.allocate(8 * max(len(adopted), 8))
-        page: Any = self._arena.array(self._progress_block, (max(len(adopted), 8),), np.dtype(np.int64))
+        self._page = Arena(PAGE, self._identity, minimum_segment=PAGE)  # apart, to take nothing from the uploads
+        self._progress_block = self._page.allocate(8 * len(adopted))
+        page: Any = self._page.array(self._progress_block, (len(adopted),), np.dtype(np.int64))
         page[...] = 0
         self.progress = memoryview(page)
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
@@ -109,7 +126,7 @@ class Session:
     # -- the beginning
 
     def _greet(self) -> None:
-        progress = self._arena.ticket(self._progress_block)
+        progress = self._page.ticket(self._progress_block)
         for lane in self.lanes:
             options = {"memory": self.memory, "window": self.window, "progress": progress}
             self._welcomes[lane.index] = Pending(lane.index)
@@ -594,6 +611,8 @@ class Session:
 
     def start_trace(self) -> None:
         """Record from now on what is issued and what runs."""
+        if self.recorder is not None:
+            raise InterlockError("a trace of this session is being recorded already: end it before the next one begins")
         self.synchronize(raising=False)
         with self.lock:
             self.recorder = Recorder([str(lane.device) for lane in self.lanes])
@@ -653,10 +672,12 @@ class Session:
         self._events.close()
         self.progress.release()
         self._mappings.close()
-        for block in (self._progress_block, *(block for _, block in self._uploads.values())):
-            self._arena.free(block)  # or this object would keep the memory mapped
+        self._page.free(self._progress_block)  # or this object would keep the memory mapped
+        for _, block in self._uploads.values():
+            self._arena.free(block)
         self._uploads.clear()
         self._arena.close()
+        self._page.close()
         remove_folder(self._folder)
         _sessions.discard(self)
         if unread:

@@ -51,6 +51,10 @@ def check_devices(names: Sequence[str]) -> list[str]:
         if kind not in KINDS or not re.fullmatch("[0-9]{0,6}", index):
             raise ValueError(f"{name!r} is not a device: use one of {', '.join(KINDS)} with a number, such as 'cpu:0'")
         device = f"{kind}:{int(index or 0)}"
+        if kind == "cuda" and not HAS_CUDA:
+            raise ValueError(
+                f"{device} cannot be used: this version of interlock drives no GPU; sim:{index or 0} behaves like one"
+            )
         if device in checked:
             raise ValueError(f"{device} is named twice: one worker serves a device")
         checked.append(device)

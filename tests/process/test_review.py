@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import gc
 import os
 import random
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -275,3 +278,87 @@ def test_numpys_defaults_of_copy_and_transpose_hold() -> None:
         x = il.asarray(host)
         assert np.copy(x.T).strides == np.copy(host.T).strides
         assert np.transpose(x, axes=(1, 0)).tolist() == np.transpose(host, axes=(1, 0)).tolist()
+
+
+def test_a_view_that_numpy_would_not_write_is_not_written_through_its_own_views() -> None:
+    with il.connect("cpu:0"):
+        x = il.asarray(np.arange(3.0))
+        y = np.broadcast_to(x, (2, 3))
+        writes: list[Callable[[], object]] = [
+            lambda: y.__setitem__((0, 0), 5),
+            lambda: y[0].__setitem__(0, 5),
+            lambda: y.T.__iadd__(1),
+            lambda: np.add(y[0], 1, out=y[0]),
+            lambda: y[0].fill(2),
+            lambda: y.__setitem__([0], 1),
+        ]
+        for write in writes:
+            with pytest.raises(ValueError, match="is read-only"):
+                write()
+        assert x.tolist() == [0.0, 1.0, 2.0]
+        z = y.copy()
+        z[0, 0] = 5
+        assert z[0].tolist() == [5.0, 1.0, 2.0]
+
+
+def test_memory_that_only_a_dropped_copy_still_borrows_is_waited_for() -> None:
+    with il.connect("cpu:0,cpu:1", memory=200 << 20):
+        for _ in range(6):
+            x = il.ones(15 << 20, device="cpu:0")  # 120 MiB of 200
+            assert float(x.to("cpu:1")[0]) == 1.0  # dropped at once, but its FREE is not sent yet
+            del x
+
+
+def test_an_upload_may_take_nearly_all_of_the_memory() -> None:
+    with il.connect("cpu:0", memory=200 << 20):
+        for mib in (160, 190):
+            assert float(il.asarray(np.ones(mib << 17)).sum()) == mib << 17
+
+
+def test_a_trace_in_a_trace_is_refused_and_the_outer_one_goes_on(tmp_path: Path) -> None:
+    with il.connect("cpu:0"):
+        with il.trace(tmp_path / "outer.json"):
+            x = il.ones(3) + 1
+            with pytest.raises(il.InterlockError, match="being recorded already"), il.trace(tmp_path / "inner.json"):
+                pass
+            assert x.tolist() == [2.0, 2.0, 2.0]
+        assert (tmp_path / "outer.json").exists()
+        assert not (tmp_path / "inner.json").exists()
+
+
+def test_closed_sessions_are_forgotten() -> None:
+    sessions = []
+    for _ in range(4):
+        with il.connect("cpu:0") as session:
+            sessions.append(weakref.ref(session))
+        del session
+    gc.collect()
+    assert sum(session() is not None for session in sessions) <= 1  # the default one, till another is asked for
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError), (None, None), (1e12, None)]
+)
+def test_a_timeout_is_a_number_of_seconds(timeout: object, error: type[Exception] | None) -> None:
+    with il.connect("cpu:0"):
+        x = il.ones(3)
+        if error is None:
+            assert x.numpy(timeout=timeout).tolist() == [1.0, 1.0, 1.0]  # type: ignore[arg-type]
+        else:
+            with pytest.raises(error, match="timeout must"):
+                x.numpy(timeout=timeout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_program_without_a_standard_stream_has_workers_all_the_same(closed: int, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys, interlock as il\n"
+        "with il.connect('cpu:0'):\n"
+        "    open(sys.argv[1], 'w').write(str(float(il.ones(3).sum())))\n"
+    )
+    result = tmp_path / "result"
+    command = f'exec "$0" "$1" "$2" {closed}{"<" if closed == 0 else ">"}&-'
+    done = subprocess.run(["bash", "-c", command, sys.executable, script, result], timeout=60)
+    assert done.returncode == 0
+    assert result.read_text() == "3.0"

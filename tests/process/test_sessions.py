@@ -110,7 +110,7 @@ def test_a_gpu_that_is_not_there_is_a_clear_error_and_leaves_nothing(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(il.InterlockError, match=r"the worker of cuda:0 .*\n(.*\n)*.*cuda:0 "):
+    with pytest.raises(ValueError, match="cuda:0 cannot be used: this version of interlock drives no GPU"):
         il.connect(devices=["cpu:0", "cuda:0"])
     assert Path(f"/proc/self/task/{os.getpid()}/children").read_text() == ""
 
@@ -555,7 +555,8 @@ def test_a_session_that_sends_nonsense_ends_alone(address: str) -> None:
         bad.lanes[0].send(messages.Peers((True,)))  # type: ignore[arg-type]
         with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
             il.ones(3, device=bad.devices[0]).numpy()
-        assert values(y + 1) == [2.0, 2.0, 2.0]
+        z = y + 1  # held on to: with its FREE the lane would go on by itself
+        assert values(z) == [2.0, 2.0, 2.0]
         bad.lanes[1].send(messages.Batch(bad.lanes[1].first, (), (7,)))  # type: ignore[arg-type]
         with pytest.raises(il.WorkerLost, match="what the session sent makes no sense here: TypeError"):
             y.numpy()

@@ -222,7 +222,7 @@ class Player:
         with session.lock:
             held = {name: len(getattr(session, name)) for name in ("recvs", "sends", "_uploads", "_pending")}
             held["unread"] = len(session._failures._unread)
-            held["bytes"] = session._arena.used_bytes - session._progress_block.capacity
+            held["bytes"] = session._arena.used_bytes
             held["hazards"] = not session.hazards.idle
             for lane in session.lanes:
                 held[f"dropped {lane.device}"] = len(lane.dropped)

@@ -28,9 +28,14 @@ def open_device(
     """
     if kind not in KINDS:
         raise InterlockError(f"no device kind {kind!r}: there are {', '.join(KINDS)}")
+    module_name = f"{__name__}.{KINDS[kind]}"
     try:
-        module = importlib.import_module(f".{KINDS[kind]}", __name__)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if error.name == module_name:
+            raise InterlockError(
+                f"{kind}:{index} cannot be opened: this version of interlock has no {kind} device"
+            ) from error
         raise InterlockError(
             f"{kind}:{index} cannot be opened: {error.name} is missing in this installation; install interlock[{kind}]"
         ) from error
