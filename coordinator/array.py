@@ -48,6 +48,13 @@ class Array(Handle):
 
     __array_priority__ = 1000
 
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is missing: say whether NumPy has it."""
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not name.startswith("_") and hasattr(np.ndarray, name):
+            text += f": ndarray's is not supported on a device yet; read the elements first, such as x.numpy().{name}"
+        raise AttributeError(text, name=name, obj=self)
+
     # -- what is known without waiting
 
     @property

@@ -67,7 +67,7 @@ class Handle:
 
 def refuse_frozen(target: Any, what: str) -> None:
     """Raise NumPy's error if the array is a view that must not be written."""
-    if getattr(target, "_frozen", False):
+    if target._base is not None and getattr(target, "_frozen", False):
         raise ValueError(f"{what} is read-only")
 
 

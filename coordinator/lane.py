@@ -82,6 +82,7 @@ class Lane:
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
         self.credit: Pending | None = None  # of those who wait for room in the window
+        self._last_site: Site | None = None  # of what was sent
         self._sent_ns = 0  # when the last batch left
         self._bytes_sent = 0
         self._bytes_done = 0
@@ -108,8 +109,10 @@ class Lane:
     def free(self) -> None:
         """Issue the FREE of the buffers whose last handle has gone."""
         dropped = self.dropped
+        # Its line is that of the last instruction before it: where a handle went, nobody noted.
+        site = self.sites[-1] if self.sites else self._last_site
         self.batch.append((Control.FREE, *[dropped.popleft() for _ in range(len(dropped))]))
-        self.sites.append(None)
+        self.sites.append(site)
 
     def define(self, spec: Spec) -> None:
         """Let the worker know a spec, with the batch that uses it first."""
@@ -150,6 +153,7 @@ class Lane:
         self._sent_ns = time.monotonic_ns()
         first = self.first
         self.log.append((first, self.sites))
+        self._last_site = self.sites[-1]
         if self.heavy:
             self._bytes_sent += self.heavy
             self.bytes.append((first + len(batch) - 1, self._bytes_sent))

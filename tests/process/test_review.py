@@ -362,3 +362,13 @@ def test_a_program_without_a_standard_stream_has_workers_all_the_same(closed: in
     done = subprocess.run(["bash", "-c", command, sys.executable, script, result], timeout=60)
     assert done.returncode == 0
     assert result.read_text() == "3.0"
+
+
+def test_what_ndarray_has_and_arrays_lack_is_said_so() -> None:
+    with il.connect("cpu:0"):
+        x = il.ones(3)
+        with pytest.raises(AttributeError, match=r"ndarray's is not supported on a device yet; .*x\.numpy\(\)\.real"):
+            _ = x.real  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match="object has no attribute 'nonsense'$"):
+            _ = x.nonsense  # type: ignore[attr-defined]
+        assert not hasattr(x, "__cuda_array_interface__")
