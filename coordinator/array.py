@@ -28,9 +28,9 @@ from .issue import (
     reflected_method,
     refuse_frozen,
     unary_method,
-    user_site,
 )
 from .lane import Device
+from .sites import user_site
 
 Axis = int | tuple[int, ...] | None
 

@@ -6,16 +6,14 @@ Takes what the worker told of a failure and the lines that the frontend kept, an
 from __future__ import annotations
 
 import builtins
-import linecache
-from types import CodeType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ..protocol import errors
 from ..protocol.errors import InterlockError, WorkerLost
+from .sites import Site, describe
 
-Site = tuple[CodeType, int]  # where an operation was issued: the code and the offset in it, resolved only when shown
 Root = tuple[int, int]  # (lane, n) of the instruction that failed
 KEPT: Final = 10_000  # failures remembered; older ones are raised by reads without their line
 
@@ -73,26 +71,6 @@ class Ledger:
 def _bound(kept: dict[Root, Any]) -> None:
     if len(kept) > KEPT:
         del kept[next(iter(kept))]
-
-
-def place(site: Site | None) -> tuple[str, int, str]:
-    """(file, line, function) of a site."""
-    if site is None:
-        return "<unknown>", 0, "<unknown>"
-    code, offset = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= offset < end and number is not None:
-            line = number
-            break
-    return code.co_filename, line, code.co_name
-
-
-def describe(site: Site | None) -> str:
-    """`file:line` and the source text there."""
-    file, line, _ = place(site)
-    source = linecache.getline(file, line).strip()
-    return f"{file}:{line}" + (f" `{source}`" if source else "")
 
 
 _CLASSES: Final[dict[str, type[Exception]]] = {

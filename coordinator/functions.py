@@ -17,8 +17,9 @@ from . import issue, views
 from .array import Array, _dtype
 from .client import lane_of
 from .infer import like_order, scalar_ref
-from .issue import Handle, call, user_site
+from .issue import Handle, call
 from .lane import Device, Lane
+from .sites import user_site
 
 Where = Device | str | None
 

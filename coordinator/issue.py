@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import marshal
 import operator
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import CodeType
 from typing import Any, Final
 
 import numpy as np
@@ -30,16 +27,13 @@ from ..protocol.operations import BY_NAME, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from . import views
-from .failures import Site
 from .infer import check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
 from .lane import BIG, Lane
+from .sites import OURS, Site, user_site
 
 _FRAME: Final = sys._getframe
-_LIBRARIES: Final = (str(Path(__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep)
 _KEPT: Final = 100_000
 ArrayLike = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
-
-_ours: dict[str, bool] = {}  # by file: is it Interlock's or NumPy's, so that the user's line is further out
 
 
 class Handle:
@@ -81,23 +75,6 @@ def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Spec, base: Handle | None
     return made
 
 
-def _is_ours(file: str) -> bool:
-    found = _ours[file] = file.startswith(_LIBRARIES)
-    return found
-
-
-def user_site(depth: int = 2) -> Site:
-    """The user's line: the first frame outside this library, from `depth` frames up."""
-    frame: Any = _FRAME(depth)
-    while True:
-        code: CodeType = frame.f_code
-        file = code.co_filename
-        ours = _ours.get(file)
-        if not (_is_ours(file) if ours is None else ours) or frame.f_back is None:
-            return code, frame.f_lasti
-        frame = frame.f_back
-
-
 # -- the hot path -----------------------------------------------------------------------------------------------------
 
 # (operation, spec, spec or type of scalar) -> (code, spec of the result, its id, its bytes if it is big, low, high)
@@ -123,7 +100,7 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
     """The method `left.__name__(right)` of a ufunc with two operands."""
     operation = BY_NAME[name]
     number = operation.number
-    known, ours, new = _known, _ours, object.__new__
+    known, ours, new = _known, OURS, object.__new__
 
     def method(left: Any, right: Any) -> Any:
         kind = type(right)

@@ -18,7 +18,7 @@ from ..protocol.sockets import Outlet
 from ..protocol.specs import Spec
 from . import failures, workers
 from .events import Pending
-from .failures import Site
+from .sites import Site
 
 if TYPE_CHECKING:
     from .session import Session

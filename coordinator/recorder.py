@@ -13,7 +13,7 @@ from ..protocol.accesses import accesses, outputs
 from ..protocol.messages import CONTROLS, Control, Instruction
 from ..protocol.operations import BY_NUMBER
 from .events import Pending
-from .failures import Site, place
+from .sites import Site, place
 from .timeline import Blocked, Issued, Moved, Ran
 
 if TYPE_CHECKING:

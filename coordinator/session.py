@@ -31,9 +31,10 @@ from ..protocol.specs import Spec, packed_strides
 from ..protocol.watch import Watch
 from . import failures, workers
 from .events import Pending, Receiver
-from .failures import Cause, Root, Site
+from .failures import Cause, Root
 from .lane import BIG, Device, GatedLane, Lane
 from .recorder import Recorder
+from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
@@ -380,7 +381,8 @@ class Session:
         self.check_open()
         started = time.monotonic_ns()
         deadline = None if timeout is None else time.monotonic() + timeout
-        fences = [(lane, self._ask(lane, None)) for lane in self.lanes if lane.lost is None]
+        site = user_site(2)
+        fences = [(lane, self._ask(lane, None, site)) for lane in self.lanes if lane.lost is None]
         for lane, pending in fences:
             if not self.receiver.wait(pending, None if deadline is None else max(deadline - time.monotonic(), 0)):
                 raise TimeoutError(self._why_waiting(lane, timeout))
@@ -411,14 +413,14 @@ class Session:
         for each in self.lanes:
             through = each.through()
             if through < each.first - 1 and each.lost is None:
-                where = failures.describe(each.site(through + 1))
+                where = describe(each.site(through + 1))
                 stuck.append(f"{each.device} has finished {through} of {each.first - 1} instructions; next is {where}")
         story = "\n  ".join(stuck)
         return f"not ready after {timeout} s on {lane.device}" + (f":\n  {story}" if story else "")
 
     def _note_blocked(self, what: str, started: int) -> None:
         if self.recorder is not None:
-            self.recorder.blocked(what, None, started)
+            self.recorder.blocked(what, user_site(3), started)
 
     # -- failures
 

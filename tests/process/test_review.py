@@ -369,6 +369,6 @@ def test_what_ndarray_has_and_arrays_lack_is_said_so() -> None:
         x = il.ones(3)
         with pytest.raises(AttributeError, match=r"ndarray's is not supported on a device yet; .*x\.numpy\(\)\.real"):
             _ = x.real  # type: ignore[attr-defined]
-        with pytest.raises(AttributeError, match="object has no attribute 'nonsense'$"):
+        with pytest.raises(AttributeError, match=r"object has no attribute 'nonsense'$"):
             _ = x.nonsense  # type: ignore[attr-defined]
         assert not hasattr(x, "__cuda_array_interface__")

@@ -9,7 +9,8 @@ import pytest
 
 from interlock import InterlockError, OutOfDeviceMemory, WorkerLost
 from interlock.coordinator import failures
-from interlock.coordinator.failures import Cause, Ledger, again, describe, exception, place, unread, worker_lost
+from interlock.coordinator.failures import Cause, Ledger, again, exception, unread, worker_lost
+from interlock.coordinator.sites import describe, place
 
 
 def here() -> tuple[object, int]:
