@@ -645,7 +645,10 @@ def _arange(start: Any, stop: Any, step: Any, dtype: Any) -> Spec:
 # -- random numbers ---------------------------------------------------------------------------------------------------
 
 
-_DRAWN: Final = np.random.Generator(np.random.PCG64(0))  # checks arguments; what it draws is thrown away
+@functools.cache
+def _drawn() -> np.random.Generator:
+    """Checks arguments; what it draws is thrown away. Made when needed: NumPy loads `random` when it is named first."""
+    return np.random.Generator(np.random.PCG64(0))
 
 
 def _infer_random(operation: Operation, operands: tuple[Any, ...], static: Static) -> tuple[Spec, ...]:
@@ -657,7 +660,7 @@ def _infer_random(operation: Operation, operands: tuple[Any, ...], static: Stati
     if operands[0] is not GENERATOR:
         raise TypeError(f"{name} needs a random generator as its first operand")
     if name == "rng_shuffle":
-        shuffle = functools.partial(_DRAWN.shuffle, axis=named["axis"])
+        shuffle = functools.partial(_drawn().shuffle, axis=named["axis"])
         _run(operation, lambda target: shuffle(target), operands[1:], target=True)
         return ()
     if name == "rng_permutation":
@@ -668,7 +671,7 @@ def _infer_random(operation: Operation, operands: tuple[Any, ...], static: Stati
     arguments = {key: _value(ref) if key in _REFS else ref for key, ref in named.items()}
     if "dtype" in arguments and arguments["dtype"] is None:
         del arguments["dtype"]
-    sample = getattr(_DRAWN, name[4:])(size=tuple([min(extent, 1) for extent in shape]), **arguments)
+    sample = getattr(_drawn(), name[4:])(size=tuple([min(extent, 1) for extent in shape]), **arguments)
     return (spec(shape, sample.dtype),)
 
 
@@ -681,9 +684,9 @@ def _size(size: Any) -> tuple[int, ...]:
 
 def _permutation(operation: Operation, pool: tuple[Any, ...], x: int | None, axis: int) -> Spec:
     if not pool:
-        sample = _DRAWN.permutation(min(operator.index(x), 2))  # type: ignore[arg-type]
+        sample = _drawn().permutation(min(operator.index(x), 2))  # type: ignore[arg-type]
         return spec((max(operator.index(x), 0),), sample.dtype)  # type: ignore[arg-type]
-    result, extents = _run(operation, lambda array: _DRAWN.permutation(array, axis=axis), pool)
+    result, extents = _run(operation, lambda array: _drawn().permutation(array, axis=axis), pool)
     return extents.promise(result)
 
 
@@ -695,15 +698,15 @@ def _choice(
     if pool:
         if not pool[0].ndim:
             raise ValueError("a must be an int or have at least one axis: the value of this array is not known yet")
-        draw = functools.partial(_DRAWN.choice, size=draws, axis=axis, shuffle=shuffle)
+        draw = functools.partial(_drawn().choice, size=draws, axis=axis, shuffle=shuffle)
         result, _ = _run(operation, lambda array: draw(array), pool)
         axis = operator.index(axis) % pool[0].ndim
         whole, population = pool[0].shape[:axis] + shape + pool[0].shape[axis + 1 :], pool[0].shape[axis]
     else:
-        result = _DRAWN.choice(a, size=draws, shuffle=shuffle)  # type: ignore[arg-type]
+        result = _drawn().choice(a, size=draws, shuffle=shuffle)  # type: ignore[arg-type]
         whole, population = shape, a
     if not replace and math.prod(shape) > population:
-        _DRAWN.choice(1, size=2, replace=False)  # NumPy refuses
+        _drawn().choice(1, size=2, replace=False)  # NumPy refuses
     return spec(whole, result.dtype)
 
 

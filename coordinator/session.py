@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -33,9 +33,11 @@ from . import failures, workers
 from .events import Pending, Receiver
 from .failures import Cause, Root
 from .lane import BIG, Device, GatedLane, Lane
-from .recorder import Recorder
 from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
@@ -615,6 +617,8 @@ class Session:
         """Record from now on what is issued and what runs."""
         if self.recorder is not None:
             raise InterlockError("a trace of this session is being recorded already: end it before the next one begins")
+        from .recorder import Recorder  # here, as few programs trace
+
         self.synchronize(raising=False)
         with self.lock:
             self.recorder = Recorder([str(lane.device) for lane in self.lanes])

@@ -23,7 +23,6 @@ import fcntl
 import mmap
 import os
 import re
-import secrets
 import stat
 import struct
 import weakref
@@ -357,7 +356,7 @@ class Arena:
         return number, start
 
     def _make_segment(self, size: int, number: int, generation: int) -> _Segment | None:
-        nonce = secrets.token_bytes(16)
+        nonce = os.urandom(16)
         try:
             fd, name = _make_memfd(size) if self.kind == "memfd" else _make_named(size, self.identity, nonce)
         except OSError as error:

@@ -7,7 +7,6 @@ lives under one name even where the rest cannot be compared. Knows nothing of so
 from __future__ import annotations
 
 import os
-import secrets
 import select
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -90,8 +89,13 @@ def start_time(pid: int) -> int | None:
 
 def _read_own(pid: int) -> Identity:
     return Identity(
-        _boot_id(), _namespace("pid"), _namespace("ipc"), os.getuid(), pid, start_time(pid) or 0, secrets.randbits(63)
+        _boot_id(), _namespace("pid"), _namespace("ipc"), os.getuid(), pid, start_time(pid) or 0, _incarnation()
     )
+
+
+def _incarnation() -> int:
+    # Not `secrets`, which takes longer to import than all else here.
+    return int.from_bytes(os.urandom(8), "big") >> 1
 
 
 def _boot_id() -> str:
