@@ -35,6 +35,10 @@ _INT64: Final = np.iinfo(np.int64)
 _LOW, _HIGH = int(_INT64.min), int(_INT64.max)
 _QUIET: Final = {"all": "ignore"}  # warnings about values belong to the real run
 _COMPARISONS: Final = frozenset(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"))
+# Where a Python int must fit the dtype of the result (for ufuncs, that of their loop).
+_REFUSING: Final = {"assign", "setitem_advanced", "full"} | (
+    {"where"} if np.lib.NumpyVersion(np.__version__) >= "2.5.0" else set()
+)
 _NEVER_EMPTY: Final = frozenset(("mean", "var", "std"))  # warn about samples without elements
 
 
@@ -340,7 +344,7 @@ def _int_range(operation: Operation, operands: tuple[Operand, ...], result: Any)
             low, high = _narrow(low, high, dtypes[place])
             if operation.name == "power" and place == 1 and dtypes[place].kind in "iu":
                 low = max(low, 0)
-    elif operation.name in ("assign", "setitem_advanced", "full"):
+    elif operation.name in _REFUSING:
         low, high = _narrow(low, high, result.dtype)
     if all(low <= operator.index(operands[place]) <= high for place in places):  # type: ignore[arg-type]
         return low, high

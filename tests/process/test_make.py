@@ -21,7 +21,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *words: str) -> Ran:
-    return run(["make", "--no-print-directory", "-C", str(folder), *words], env={"MAKEFLAGS": "", "MAKELEVEL": ""})
+    command = ["env", "-u", "PYTHON", "make", "--no-print-directory", "-C", str(folder), *words]
+    return run(command, env={"MAKEFLAGS": "", "MAKELEVEL": ""})  # this may run under a make of its own
 
 
 def with_venv(folder: Path) -> Path:
