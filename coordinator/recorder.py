@@ -29,7 +29,6 @@ class Recorder:
 
     def __init__(self, devices: list[str]) -> None:
         self.devices = devices
-        self.started_ns = time.monotonic_ns()
         self.ran: list[Ran] = []
         self.moved: list[Moved] = []
         self.blocks: list[Blocked] = []

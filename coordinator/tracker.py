@@ -1,4 +1,4 @@
-"""What an instruction must wait for in other lanes, which may be sent now, and which came before it on its buffers.
+"""What an instruction must wait for in other lanes, and which may be sent now: gate="coordinator".
 
 Pure: no sockets, threads, clocks or devices, and no knowledge of kinds: an instruction is (lane, n) and the buffers
 that it reads and writes. Facts go in (submitted, completed, lost); what to send comes out, in the order to send it.
@@ -7,20 +7,19 @@ A buffer lives on one worker, and order within a lane settles every hazard there
   * read after write: a `recv` waits for its `send`, which the caller knows as it issues both;
   * write after read: a write to a buffer that was sent, or its free, waits for each `recv` of it: `Hazards`.
 With gate="coordinator" both waits are done here, by `Gate`. With gate="worker" they are done where the instruction
-runs, and only `History` is used, to draw what a program did.
+runs, and nothing here is used. All that depends on all, for a picture, is found in `graph.py`.
 
-All three are called under the session's lock; a refused fact raises TrackerError and changes nothing.
+Both are called under the session's lock; a refused fact raises TrackerError and changes nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..protocol.errors import InterlockError
 
 Instruction = tuple[int, int]  # (lane, n): lanes have any numbers, instructions in a lane count from 1
-Hazard = Literal["RAW", "WAR", "WAW"]
 
 
 class TrackerError(InterlockError):
@@ -217,71 +216,3 @@ class Hazards:
         del recvs[lane]
         if not recvs:
             del self._by_buffer[buffer]
-
-
-class _Accesses:
-    __slots__ = ("readers", "writer")
-
-    def __init__(self, writer: Instruction | None) -> None:
-        self.writer = writer  # the last one
-        self.readers: dict[int, int] = {}  # since then: lane -> highest n
-
-
-class History:
-    """The direct dependencies of each instruction, over all lanes: the edges of the graph of what a program did.
-
-    Bounded by the live buffers: of the readers of a buffer only the last of each lane is kept, as the others come
-    before it.
-    """
-
-    __slots__ = ("_buffers", "_last")
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, _Accesses] = {}
-        self._last: dict[int, int] = {}  # lane -> n
-
-    @property
-    def idle(self) -> bool:
-        """No buffer is known: all were freed."""
-        return not self._buffers
-
-    def submit(
-        self, id: Instruction, reads: tuple[int, ...], writes: tuple[int, ...]
-    ) -> tuple[tuple[Instruction, Hazard], ...]:
-        """The earlier instructions that this one directly depends on, each once and with its strongest hazard.
-
-        Reading a buffer depends on its last writer (RAW). Writing one depends on its readers since (WAR), or, where
-        there are none, on its last writer (WAW). RAW is stronger than WAR, and WAR than WAW.
-        """
-        lane, n = id
-        if n <= self._last.get(lane, 0):
-            raise TrackerError(f"instruction {n} of lane {lane} submitted after {self._last.get(lane, 0)}")
-        found = self._dependencies(reads, writes)
-        self._last[lane] = n
-        for buffer in reads:
-            accesses = self._buffers.get(buffer)
-            if accesses is None:
-                accesses = self._buffers[buffer] = _Accesses(None)
-            accesses.readers[lane] = n
-        for buffer in writes:  # second, so that reading and writing a buffer counts as a write
-            self._buffers[buffer] = _Accesses(id)
-        return tuple(found.items())
-
-    def freed(self, buffer: int) -> None:
-        """The buffer is gone; its free was submitted as a write before."""
-        self._buffers.pop(buffer, None)
-
-    def _dependencies(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> dict[Instruction, Hazard]:
-        found: dict[Instruction, Hazard] = {}
-        read = [accesses for buffer in reads if (accesses := self._buffers.get(buffer)) is not None]
-        written = [accesses for buffer in writes if (accesses := self._buffers.get(buffer)) is not None]
-        for accesses in read:
-            if accesses.writer is not None:
-                found[accesses.writer] = "RAW"
-        for accesses in written:
-            for reader in accesses.readers.items():
-                found.setdefault(reader, "WAR")
-        for accesses in written:
-            if accesses.writer is not None and not accesses.readers:
-                found.setdefault(accesses.writer, "WAW")
-        return found

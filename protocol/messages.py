@@ -198,7 +198,6 @@ class Traced(NamedTuple):
     """What ran: (n, stream, start, end) in nanoseconds of the worker's monotonic clock; and transfers."""
 
     lane: int
-    now_ns: int
     ran: tuple[tuple[Any, ...], ...]
     moved: tuple[tuple[Any, ...], ...]  # (ticket, source lane, nbytes, sent_ns, taken_ns, in place)
     last: bool  # nothing more comes of this trace

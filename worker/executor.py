@@ -543,7 +543,7 @@ class Executor:
         records = self._ran or deque()
         ran = tuple(records.popleft() for _ in range(len(records)))  # the device's threads may add to it meanwhile
         moved, self._transfers.moved = tuple(self._transfers.moved or ()), []
-        self._report(Traced(self.lane, time.monotonic_ns(), ran, moved, last))
+        self._report(Traced(self.lane, ran, moved, last))
 
 
 def _spoiled(instruction: Instruction, failure: Failure) -> tuple[int, ...]:

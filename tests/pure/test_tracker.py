@@ -1,4 +1,4 @@
-"""The coordinator's gate, hazards and history: by example, against naive twins, and by the values of random runs."""
+"""The coordinator's gate and hazards: by example, against naive twins, and by the values of random runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from interlock.coordinator.tracker import Gate, Hazard, Hazards, History, Instruction, Lost, TrackerError
+from interlock.coordinator.tracker import Gate, Hazards, Instruction, Lost, TrackerError
 
 from .contents import contents
-from .naive_tracker import NaiveGate, NaiveHazards, NaiveHistory
+from .naive_tracker import NaiveGate, NaiveHazards
 
 
 def gate_of(*lanes: int) -> Gate:
@@ -192,50 +192,6 @@ def test_recvs_are_noted_in_lane_order() -> None:
     with pytest.raises(TrackerError, match="recv 3 of buffer 6 noted in lane 2 after recv 3"):
         hazards.sent(6, 2, 3)
     assert contents(hazards) == before
-
-
-# ---- history, by example
-
-
-def test_history_names_each_hazard() -> None:
-    history = History()
-    assert history.submit((1, 1), (), (5,)) == ()
-    assert history.submit((2, 1), (5,), (6,)) == (((1, 1), "RAW"),)
-    assert history.submit((1, 2), (), (5,)) == (((2, 1), "WAR"),)
-    assert history.submit((3, 1), (), (5,)) == (((1, 2), "WAW"),)
-
-
-def test_history_gives_an_earlier_instruction_once_with_its_strongest_hazard() -> None:
-    history = History()
-    history.submit((1, 1), (7,), (5, 6))
-    assert history.submit((1, 2), (5, 5), (6, 7)) == (((1, 1), "RAW"),)
-    assert history.submit((1, 3), (), (5, 6)) == (((1, 2), "WAR"),)
-
-
-def test_history_counts_reading_and_writing_as_a_write() -> None:
-    history = History()
-    history.submit((1, 1), (5,), (5,))
-    assert history.submit((1, 2), (5,), (5,)) == (((1, 1), "RAW"),)
-    assert history.submit((1, 3), (), (5,)) == (((1, 2), "WAW"),)
-
-
-def test_history_keeps_the_last_reader_of_each_lane() -> None:
-    history = History()
-    for n in range(1, 1001):
-        history.submit((1, n), (5,), ())
-        history.submit((2, n), (5,), ())
-    assert history.submit((1, 1001), (), (5,)) == (((1, 1000), "WAR"), ((2, 1000), "WAR"))
-    history.freed(5)
-    assert history.idle
-
-
-def test_history_refuses_a_lane_that_goes_backwards() -> None:
-    history = History()
-    history.submit((1, 2), (), (5,))
-    before = contents(history)
-    with pytest.raises(TrackerError, match="instruction 2 of lane 1 submitted after 2"):
-        history.submit((1, 2), (5,), (6,))
-    assert contents(history) == before
 
 
 # ---- random runs: workers in miniature behind the gate
@@ -536,68 +492,3 @@ def test_hazards_answer_as_their_naive_twin_does(facts: list[tuple[int, int, int
         for each in (1, 2, 3, 4):
             assert sorted(hazards.waits_of_write(each)) == sorted(naive.waits_of_write(each))
         assert hazards.idle == naive.idle
-
-
-few = st.lists(st.integers(1, 5), max_size=3).map(tuple)
-accesses = st.lists(st.tuples(st.integers(1, 3), few, few, st.integers(0, 20)), min_size=10, max_size=25)
-
-
-@settings(max_examples=300, deadline=None)
-@given(accesses)
-def test_history_answers_as_its_naive_twin_does(steps: list[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
-    history, naive = History(), NaiveHistory()
-    for position, (lane, reads, writes, freed) in enumerate(steps, 1):
-        id = (lane, position)
-        assert sorted(history.submit(id, reads, writes)) == sorted(naive.submit(id, reads, writes))
-        history.freed(freed)
-        naive.freed(freed)
-        assert history.idle == naive.idle
-    for buffer in range(1, 6):
-        history.freed(buffer)
-    assert history.idle
-
-
-def check_history(history: History, steps: list[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
-    """Any two instructions that conflict are joined by edges and lane order, and every edge joins two that conflict."""
-    before: list[set[int]] = []  # per instruction, all that must come before it
-    for position, (lane, reads, writes, _) in enumerate(steps):
-        direct = {earlier[1] - 1: hazard for earlier, hazard in history.submit((lane, position + 1), reads, writes)}
-        near = set(direct) | {m for m in range(position) if steps[m][0] == lane}
-        before.append(near.union(*(before[m] for m in near)))
-        for m in range(position):
-            _, earlier_reads, earlier_writes, _ = steps[m]
-            hazards: set[Hazard] = set()
-            hazards |= {"RAW"} if set(reads) & set(earlier_writes) else set()
-            hazards |= {"WAR"} if set(writes) & set(earlier_reads) else set()
-            hazards |= {"WAW"} if set(writes) & set(earlier_writes) else set()
-            assert not hazards or m in before[position], f"{position} may overtake {m}"
-            assert m not in direct or direct[m] in hazards, f"no {direct[m]} between {position} and {m}"
-
-
-@settings(max_examples=300, deadline=None)
-@given(accesses)
-def test_the_edges_of_history_order_every_conflict(
-    steps: list[tuple[int, tuple[int, ...], tuple[int, ...], int]],
-) -> None:
-    check_history(History(), steps)
-
-
-class DropsAHazard(History):
-    __slots__ = ("dropped",)
-
-    def __init__(self, dropped: str) -> None:
-        super().__init__()
-        self.dropped = dropped
-
-    def _dependencies(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> dict[Instruction, Hazard]:
-        found = super()._dependencies(reads, writes)
-        return {earlier: hazard for earlier, hazard in found.items() if hazard != self.dropped}
-
-
-@pytest.mark.parametrize("dropped", ["RAW", "WAR", "WAW"])
-def test_a_hazard_dropped_from_history_is_caught(dropped: str) -> None:
-    def faulty(steps: list[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
-        check_history(DropsAHazard(dropped), steps)
-
-    with pytest.raises(AssertionError):
-        attempts(faulty, accesses)()
