@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -136,9 +137,10 @@ def encode_scalar(operation: Operation, operands: tuple[Operand, ...], position:
     box = np.empty((), dtype)
     with np.errstate(all="ignore"):
         if operation.name == "where":  # which makes an array of it first, so that ints wrap
-            box[()] = np.asarray(value)
-        else:
-            box[()] = value
+            value = np.asarray(value)
+        elif isinstance(value, int) and dtype.kind == "f" and abs(value) > sys.float_info.max:
+            value = math.inf if value > 0 else -math.inf  # a bound beyond floats, which clip accepted for ints
+        box[()] = value
     return dtype.str, box.tobytes()
 
 

@@ -174,6 +174,16 @@ LONGS = spec((3,), np.dtype("i8"))
 DOUBLES = spec((3,), np.dtype("f8"))
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 10**400), (0.0, 2**1024), (np.float32(0), 10**400), (0, 10**400)])
+def test_a_bound_beyond_all_floats_is_no_bound_for_ints(bounds: tuple[Any, Any]) -> None:
+    operands = (np.array([-5, 5], np.int8), *bounds)
+    (result,) = infer(BY_NAME["clip"], specs_of(operands), (True, True)).specs
+    sent = [decode_operand(encode_scalar(BY_NAME["clip"], specs_of(operands), place, result)) for place in (1, 2)]
+    want = np.clip(*operands)
+    assert result.dtype == want.dtype
+    assert (np.clip(operands[0], *sent) == want).all()
+
+
 @pytest.mark.parametrize(
     ("name", "array", "value", "dtype", "ref"),
     [
