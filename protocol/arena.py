@@ -30,14 +30,13 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from .errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone
 from .identity import Identity, alive, own_identity, start_time
 
 Ticket: TypeAlias = tuple[int | str | bytes, ...]
 """(kind 'memfd' or 'shm', file descriptor or name, segment size, nonce, offset, nbytes)."""
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 PAGE: Final = mmap.PAGESIZE
 LARGE: Final = 32 << 20  # from here on a block gets a segment of its own
@@ -190,7 +189,7 @@ class Arena:
         dtype: np.dtype[Any],
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
-    ) -> npt.NDArray[Any]:
+    ) -> np.ndarray[Any, Any]:
         """An array inside a block; NumPy itself refuses one that does not fit (or any, once the block is freed)."""
         return np.ndarray(shape, dtype, block.bytes, offset, strides)
 

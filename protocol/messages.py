@@ -16,8 +16,8 @@ An instruction is a plain tuple inside a Batch, `(code, ...)`: codes below 32 ar
 of `Control`, the others come from the operation table (`operations.py`), four codes an operation (`form`).
 """
 
-from __future__ import annotations
-
+# Annotations are the types themselves here, not their texts: codec.py checks messages against them, and to make types
+# of the texts would take longer than all else in this file.
 import types
 import typing
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, Union
@@ -243,5 +243,4 @@ def _allowed(annotation: Any) -> tuple[type[Any], ...] | None:
 
 
 for _tag, _cls in enumerate(CLASSES):
-    _hints = typing.get_type_hints(_cls)
-    Shape.of[_tag] = (_cls, tuple(_allowed(_hints[field]) for field in _cls._fields))
+    Shape.of[_tag] = (_cls, tuple(_allowed(_cls.__annotations__[field]) for field in _cls._fields))

@@ -24,7 +24,6 @@ and the scalars that stand in an array's place. *Static values* are plain, hasha
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final, NamedTuple
 
 
@@ -120,4 +119,6 @@ BY_NUMBER: Final[dict[int, Operation]] = {row.number: row for row in OPERATIONS}
 
 def table_hash() -> bytes:
     """A digest of the whole table: two sides with the same digest mean the same by every number."""
+    import hashlib  # here, as it takes longer to load than this file; only a greeting needs it
+
     return hashlib.sha256(repr([tuple(row) for row in OPERATIONS]).encode()).digest()

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket as socket_module
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +48,8 @@ def runtime_folder() -> Path:
     Raises:
         PermissionError: somebody else made a folder of that name first.
     """
+    import tempfile  # here, like the others below: what only a start or an end needs is not loaded before
+
     base = os.environ.get("XDG_RUNTIME_DIR")
     folders = [Path(base) / "interlock"] if base and os.access(base, os.W_OK) else []
     folders += [Path(tempfile.gettempdir()) / f"interlock-{os.getuid()}"]
@@ -70,7 +69,9 @@ def private_folder() -> Path:
     """
     base = sweep()
     me = own_identity()
-    return Path(tempfile.mkdtemp(prefix=f"p{me.pid}.{me.start_time}.{me.pid_namespace}-", dir=base))
+    folder = base / f"p{me.pid}.{me.start_time}.{me.pid_namespace}-{os.urandom(6).hex()}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def sweep() -> Path:
@@ -92,6 +93,8 @@ def sweep() -> Path:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder of endpoints; no error if it is gone already."""
+    import shutil
+
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -251,7 +254,9 @@ def nobody_listens(endpoint: str) -> bool:
     """True if it is sure that no process listens at this local address; a socket's file alone says nothing."""
     if not endpoint.startswith("ipc://"):
         return False
-    with socket_module.socket(socket_module.AF_UNIX) as probe:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(endpoint[6:])
