@@ -8,6 +8,7 @@ transposing give views, with NumPy's aliasing.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from .issue import (
     Handle,
     binary_method,
     call,
+    call_one,
     handle,
     inplace_method,
     reflected_method,
@@ -34,6 +36,7 @@ from .sites import user_site
 
 Axis = int | tuple[int, ...] | None
 
+_assign = BY_NAME["assign"]
 _divmod = BY_NAME["divmod"]
 
 
@@ -215,9 +218,9 @@ class Array(Handle):
         assert found is not None
         spec, offset = found
         base = self if self._base is None else self._base
-        ref = (base._ref, offset, spec.shape, spec.strides, spec.dtype.str)
+        ref = (base._ref, offset, spec.shape, spec.strides, spec.dtype_str)
         made: Array = handle(Array, self._lane, ref, spec, base)
-        if frozen or getattr(self, "_frozen", False):
+        if frozen or (base is not self and getattr(self, "_frozen", False)):
             made._frozen = True
         return made
 
@@ -245,7 +248,7 @@ class Array(Handle):
             target = self  # all of it: the old elements need not be kept
         if isinstance(value, Array) and value._ref == target._ref and value._lane is target._lane:
             return  # x[i] += y ends by assigning x[i] to itself
-        call(BY_NAME["assign"], (target, value))
+        call(_assign, (target, value))
 
     def __iter__(self) -> Iterator[Array]:
         if not self._spec.shape:
@@ -301,7 +304,7 @@ class Array(Handle):
     # -- copies
 
     def copy(self, order: str = "C") -> Array:
-        made: Array = call(BY_NAME["copy"], (self,), (order,))
+        made: Array = call_one(BY_NAME["copy"], (order,), self)
         return made
 
     def __copy__(self) -> Array:
@@ -312,13 +315,13 @@ class Array(Handle):
 
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Array:
         wanted = np.dtype(dtype)
-        if not np.can_cast(self._spec.dtype, wanted, casting):  # type: ignore[arg-type]
+        if casting != "unsafe" and not np.can_cast(self._spec.dtype, wanted, casting):  # type: ignore[arg-type]
             raise TypeError(
                 f"Cannot cast array data from {self.dtype!r} to {wanted!r} according to the rule '{casting}'"
             )
         if not copy and wanted == self._spec.dtype and order == "K":
             return self
-        made: Array = call(BY_NAME["astype"], (self,), (wanted.newbyteorder("=").str, order))
+        made: Array = call_one(BY_NAME["astype"], (_dtype(wanted), order), self)
         return made
 
     def fill(self, value: Any) -> None:
@@ -366,11 +369,11 @@ class Array(Handle):
         return self._reduce("cumprod", axis, _dtype(dtype))
 
     def _reduce(self, name: str, axis: Any, *rest: Any) -> Array:
-        made: Array = call(BY_NAME[name], (self,), (tuple(axis) if isinstance(axis, list) else axis, *rest))
+        made: Array = call_one(BY_NAME[name], (tuple(axis) if isinstance(axis, list) else axis, *rest), self)
         return made
 
     def round(self, decimals: int = 0) -> Array:
-        made: Array = call(BY_NAME["round"], (self,), (decimals,))
+        made: Array = call_one(BY_NAME["round"], (decimals,), self)
         return made
 
     def clip(self, min: Any = None, max: Any = None) -> Array:
@@ -477,4 +480,14 @@ class Array(Handle):
 
 def _dtype(dtype: Any) -> str | None:
     """A dtype as instructions carry it."""
-    return None if dtype is None else np.dtype(dtype).newbyteorder("=").str
+    if dtype is None:
+        return None
+    return _kept_name(dtype) if isinstance(dtype, (type, str)) else _name(dtype)
+
+
+def _name(dtype: Any) -> str:
+    name: str = np.dtype(dtype).newbyteorder("=").str
+    return name
+
+
+_kept_name = functools.lru_cache(1024)(_name)

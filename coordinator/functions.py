@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..protocol.operations import BY_NAME, OPERATIONS
+from ..protocol.operations import BY_NAME, OPERATIONS, Operation
 from ..protocol.specs import Spec
 from . import issue, views
 from .array import Array, _dtype
 from .client import lane_of
 from .infer import like_order, scalar_ref
-from .issue import Handle, call
+from .issue import Handle, binary_method, call, call_one, unary_method
 from .lane import Device, Lane
 from .sites import user_site
 
@@ -30,15 +30,23 @@ def _lane(like: Any, device: Where) -> Lane:
 
 
 def _make(name: str, operands: tuple[Any, ...], static: tuple[Any, ...], device: Where) -> Array:
-    lane = next((o._lane for o in operands if isinstance(o, Handle)), None) if device is None else None
-    lane = lane or lane_of(device)
+    made: Array
+    if not operands:
+        lane = lane_of(device)
+        lane.session.check_open()
+        made = call_one(BY_NAME[name], static, None, lane, Array)
+        return made
+    first = next((o._lane for o in operands if isinstance(o, Handle)), None) if device is None else None
+    lane = first or lane_of(device)
     lane.session.check_open()
-    made: Array = call(BY_NAME[name], operands, static, lane=lane, cls=Array)
+    made = call(BY_NAME[name], operands, static, lane=lane, cls=Array)
     return made
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(extent) for extent in shape)
+    if type(shape) is int:
+        return (shape,)
+    return (int(shape),) if np.ndim(shape) == 0 else tuple([int(extent) for extent in shape])
 
 
 # -- creation
@@ -174,7 +182,19 @@ def _elementwise(name: str) -> Callable[..., Any]:
     return function
 
 
-def _issue_elementwise(operation: Any, operands: tuple[Any, ...], out: Array | None = None) -> Any:
+# By number, the functions that issue a ufunc on arrays, or on an array and a bare number, as operators do.
+_QUICK: dict[int, Callable[..., Any]] = {
+    operation.number: (unary_method if operation.inputs == 1 else binary_method)(operation.name)
+    for operation in OPERATIONS
+    if operation.plain
+}
+_BESIDE_ARRAYS = frozenset((Array, float, int))
+
+
+def _issue_elementwise(operation: Operation, operands: tuple[Any, ...], out: Array | None = None) -> Any:
+    quick = _QUICK.get(operation.number)
+    if out is None and quick is not None and type(operands[0]) is Array and type(operands[-1]) in _BESIDE_ARRAYS:
+        return quick(*operands)
     lane = next((o._lane for o in (*operands, out) if isinstance(o, Handle)), None) or lane_of(None)
     return call(operation, operands, into=out, lane=lane, cls=Array)
 

@@ -197,6 +197,7 @@ def seed_words(seed: Any) -> tuple[int, ...]:
     return tuple(words)
 
 
+@functools.lru_cache(4096)
 def like_order(spec: Spec) -> tuple[int, ...]:
     """The static value `order` with which `empty` and its kin make an array like this one (`empty_like`, order 'K')."""
     (copied,) = infer(BY_NAME["copy"], (spec,), ("K",)).specs

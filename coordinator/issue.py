@@ -1,7 +1,8 @@
 """From the user's operation to an instruction in a lane: the path that every operation takes.
 
 `binary_method` makes the operators' methods, which are the hot path: one Python frame between the user and the
-batch. `call` is the general way, for everything else. Both find the result's spec in a table keyed on the operation
+batch; `inplace_method` does the same for `x += y`, `call_one` for reductions, copies and new arrays. `call` is the
+general way, for everything else. All find the result's spec in a table keyed on the operation
 and the operands' specs, which are compared by identity; only what the table lacks is inferred (`infer.py`).
 
 What the hot path leaves out, and why it may:
@@ -23,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..protocol.messages import ARRAYS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Ref
-from ..protocol.operations import BY_NAME, Operation
+from ..protocol.operations import BY_NAME, OPERATIONS, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from . import views
@@ -210,17 +211,57 @@ def unary_method(name: str) -> Callable[[Any], Any]:
 def inplace_method(name: str) -> Callable[[Any, Any], Any]:
     """The method `left.__iname__(right)`."""
     operation = BY_NAME[name]
+    number = operation.number
+    code = 4 * number + GENERAL
+    other = _inplace_power if name == "power" else _inplace
 
     def method(left: Any, right: Any) -> Any:
-        if not isinstance(right, (Handle, *ArrayLike)):
-            return NotImplemented
-        used = operation
-        if name == "power":
-            used = fast_power(left._spec.dtype, right) or operation
-        call(used, (left,) if used.inputs == 1 else (left, right), into=left)
+        kind = type(right)
+        if kind is type(left) and right._lane is left._lane:
+            key = (number, (left._spec, right._spec), b"", left._spec)  # as `_infer` has it
+            ref = right._ref
+        elif (kind is float or kind is int) and other is _inplace:
+            key = (number, (left._spec, kind), b"", left._spec)
+            ref = (right,)
+        else:
+            return other(operation, left, right)
+        found = _inferred.get(key)
+        if found is None or (kind is int and not found.low <= right <= found.high):
+            return other(operation, left, right)
+        if left._base is not None:
+            refuse_frozen(left, "output array")
+        frame = _FRAME(1)
+        site = frame.f_code
+        if OURS.get(site.co_filename, True):
+            site, offset = user_site(2)
+        else:
+            offset = frame.f_lasti
+        lane = left._lane
+        out = lane.next_id()
+        with lane.lock:
+            batch = lane.batch
+            batch.append((code, out, (), (left._ref, ref), (), left._ref))
+            lane.sites.append((site, offset))
+        if len(batch) >= lane.limit:
+            lane.full()
         return left
 
     return method
+
+
+def _inplace(operation: Operation, left: Any, right: Any) -> Any:
+    if not isinstance(right, (Handle, *ArrayLike)):
+        return NotImplemented
+    call(operation, (left, right), into=left)
+    return left
+
+
+def _inplace_power(operation: Operation, left: Any, right: Any) -> Any:
+    fast = fast_power(left._spec.dtype, right)
+    if fast is None:
+        return _inplace(operation, left, right)
+    call(fast, (left,), into=left)
+    return left
 
 
 def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any:
@@ -229,10 +270,42 @@ def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any
     return call(operation, (other, array) if reflected else (array, other))
 
 
+def call_one(
+    operation: Operation, static: tuple[Any, ...], array: Any = None, lane: Any = None, cls: type[Any] | None = None
+) -> Any:
+    """`call` for what has static values, one result and one array as its operand, or none: its commonest kind."""
+    refs: tuple[Any, ...]
+    if array is None:
+        spec, refs = None, ()
+    else:
+        lane, cls, spec, refs = array._lane, type(array), array._spec, (array._ref,)
+    if not _PLAIN.issuperset(map(type, static)):
+        static = tuple([_plain(each) for each in static])
+    found = _inferred.get((operation.number, (spec,) if refs else (), marshal.dumps(static, 2), None))
+    if found is None:
+        return call(operation, () if array is None else (array,), static, lane=lane, cls=cls)
+    spec = found.specs[0]
+    site = user_site(3)
+    out = lane.next_id()
+    with lane.lock:
+        if spec.id not in lane.known:
+            lane.define(spec)
+        if spec.nbytes >= BIG:
+            lane.expect(spec.nbytes)
+        batch = lane.batch
+        batch.append((4 * operation.number + GENERAL, out, (spec.id,), refs, static, None))
+        lane.sites.append(site)
+    made = handle(cls, lane, out, spec)  # type: ignore[arg-type]
+    if len(batch) >= lane.limit:
+        lane.full()
+    return made
+
+
 # -- the general way --------------------------------------------------------------------------------------------------
 
 _inferred: dict[tuple[Any, ...], Any] = {}
 _WEAK: Final = frozenset((bool, int, float, complex))
+_DIRECT: Final = frozenset(row.number for row in OPERATIONS if row.plain)  # on arrays alone: ARRAYS for GENERAL
 
 
 def call(
@@ -259,6 +332,48 @@ def call(
     if into is not None:
         refuse_frozen(into, "output array")
     site = user_site(2)
+    if static and not _PLAIN.issuperset(map(type, static)):
+        static = tuple([_plain(each) for each in static])
+    # The usual operands, arrays and bare numbers, are looked at once; whatever else is among them, or whatever is
+    # not in the table, goes the longer way, which tells apart all that NumPy tells apart.
+    parts: list[Any] = []
+    refs: list[Any] = []
+    bare = False
+    target = None
+    for operand in operands:
+        kind = type(operand)
+        if kind is float or kind is int or kind is bool:
+            parts.append(kind)
+            refs.append((operand,))
+            bare = True
+        elif isinstance(operand, Handle) and (operand._lane is lane or lane is None):
+            lane = operand._lane
+            if cls is None:
+                cls = kind
+            parts.append(operand._spec)
+            refs.append(operand._ref)
+        else:
+            return _call_at_length(operation, operands, static, into, lane, cls, site)
+    if into is not None:
+        target = into._spec
+        if into._lane is not lane:
+            return _call_at_length(operation, operands, static, into, lane, cls, site)
+    found = _inferred.get((operation.number, tuple(parts), marshal.dumps(static, 2) if static else b"", target))
+    if found is None or (bare and not _holds_for(operands, found)):
+        return _call_at_length(operation, operands, static, into, lane, cls, site)
+    return _issue(operation, found, tuple(refs), bare, static, into, lane, cls, site)
+
+
+def _call_at_length(
+    operation: Operation,
+    operands: tuple[Any, ...],
+    static: tuple[Any, ...],
+    into: Any,
+    lane: Lane | None,
+    cls: type[Any] | None,
+    site: Site,
+) -> Any:
+    """`call` for operands of any kind, and for what has to be inferred."""
     arrays = True
     for operand in operands if into is None else (*operands, into):
         if isinstance(operand, Handle):
@@ -272,8 +387,6 @@ def call(
             arrays = False
     assert lane is not None
     assert cls is not None
-    if static:
-        static = tuple([each if type(each) in _PLAIN else _plain(each) for each in static])
     described: tuple[Any, ...]
     if arrays:
         described = tuple([each._spec for each in operands])
@@ -281,7 +394,6 @@ def call(
         operands = tuple([_as_operand(operand, lane, cls, site) for operand in operands])
         described = tuple([each._spec if isinstance(each, Handle) else each for each in operands])
     found = _infer(operation, described, static, None if into is None else into._spec, arrays)
-    specs: tuple[Spec, ...] = () if into is not None else found.specs
     refs: tuple[Any, ...]
     if arrays:
         refs = tuple([each._ref for each in operands])
@@ -293,9 +405,25 @@ def call(
                 for place, each in enumerate(operands)
             ]
         )
+    return _issue(operation, found, refs, not arrays, static, into, lane, cls, site)
+
+
+def _issue(
+    operation: Operation,
+    found: Any,
+    refs: tuple[Any, ...],
+    scalars: bool,
+    static: tuple[Any, ...],
+    into: Any,
+    lane: Any,
+    cls: Any,
+    site: Site,
+) -> Any:
+    """Append the instruction, and make the handles of its results; `scalars`: some operand is none of an array's."""
+    specs: tuple[Spec, ...] = () if into is not None else found.specs
     out = lane.next_id()
     instruction: tuple[Any, ...]
-    if arrays and into is None and operation.plain:
+    if into is None and not scalars and operation.number in _DIRECT:
         instruction = (4 * operation.number + ARRAYS, out, specs[0].id, *refs)
     else:
         target = None if into is None else into._ref
@@ -304,8 +432,10 @@ def call(
     with lane.lock:
         weight = 0
         for spec in specs:
-            lane.define(spec)
-            weight += _weight(spec)
+            if spec.id not in lane.known:
+                lane.define(spec)
+            if spec.nbytes >= BIG:
+                weight += spec.nbytes
         lane.append(instruction, site, weight)
     if len(specs) == 1:
         made = handle(cls, lane, out, specs[0])
@@ -325,7 +455,7 @@ def _plain(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if kind is tuple:
-        return tuple([_plain(each) for each in value])
+        return value if _PLAIN.issuperset(map(type, value)) else tuple([_plain(each) for each in value])
     return value.item() if isinstance(value, np.generic) else operator.index(value)
 
 
@@ -334,25 +464,31 @@ def _infer(
 ) -> Any:
     """What the operation gives, from the table or inferred; `arrays`: no operand is a scalar."""
     parts = described if arrays else tuple([each if type(each) is Spec else weak_key(each) for each in described])
-    # The dump of the static values tells 1, 1.0 and True apart, whatever they are nested in, as == does not.
+    # `call`, `call_one` and the methods in place look up the same keys. The dump of the static values tells 1, 1.0 and
+    # True apart, whatever they are nested in, as == does not.
     key = (operation.number, parts, marshal.dumps(static, 2) if static else b"", target)
     found = _inferred.get(key)
-    if found is None or not (arrays or _holds_for(operation, described, found)):
+    if found is None or not (arrays or _holds_for(described, found)):
         if target is None:
             found = infer(operation, described, static)
         else:
             found = infer_into(operation, described, static, target)
         if len(_inferred) >= _KEPT:
             _inferred.clear()
-        _inferred[key] = found
+        if not _depends_on_number(operation, described):
+            _inferred[key] = found
     return found
 
 
-def _holds_for(operation: Operation, described: tuple[Any, ...], found: Any) -> bool:
+def _depends_on_number(operation: Operation, described: tuple[Any, ...]) -> bool:
+    """Whether more than a scalar's type matters: NumPy puts no nan into ints."""
+    writes = operation.kind in ("assign", "index") and not operation.outputs
+    return writes and described[0].dtype.kind in "iu" and isinstance(described[1], float)
+
+
+def _holds_for(operands: tuple[Any, ...], found: Any) -> bool:
     """Whether what was inferred for other scalars of these types holds for these."""
-    if operation.kind in ("assign", "index") and described[0].dtype.kind in "iu" and isinstance(described[1], float):
-        return False  # it depends on the number: NumPy puts no nan into ints
-    return all(found.low <= each <= found.high for each in described if type(each) is int)
+    return all(found.low <= each <= found.high for each in operands if type(each) is int)
 
 
 def _scalar_ref(operation: Operation, described: tuple[Any, ...], place: int, result: Any, found: Any) -> Any:

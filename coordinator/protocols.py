@@ -28,6 +28,8 @@ _REDUCTIONS = {
 def array_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What `__array_ufunc__` answers."""
     operation = BY_NAME.get(ufunc.__name__)
+    if not options and method == "__call__" and operation is not None:
+        return functions._issue_elementwise(operation, inputs)
     out = options.pop("out", (None,))
     options = {name: value for name, value in options.items() if not _is_default(name, value)}
     if method == "__call__" and operation is not None and not options and len(out) == 1:

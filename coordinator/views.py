@@ -8,6 +8,7 @@ Knows nothing of buffers, devices or values. Pure, but for the one reservation o
 
 from __future__ import annotations
 
+import functools
 import mmap
 import operator
 from collections.abc import Callable, Sequence
@@ -197,15 +198,25 @@ def reshape(spec: Spec, offset: int, shape: int | Sequence[int], order: str = "C
 
     Then a copy of the whole in this order (operation `copy`) reshapes without another one.
     """
-    array = ghost(spec)
+    extents = (shape,) if type(shape) is int else shape
+    if type(extents) is tuple and _INT.issuperset(map(type, extents)):
+        found = _reshaped(spec, extents, order)
+    else:
+        found = _reshape(spec, shape, order)
+    return None if found is None else (found[0], offset + found[1])
+
+
+def _reshape(spec: Spec, shape: Any, order: str) -> View | None:
     try:
-        result = np.reshape(array, shape, order=order, copy=False)  # type: ignore[call-overload]
+        return _geometry(np.reshape(ghost(spec), shape, order=order, copy=False))  # type: ignore[call-overload]
     except ValueError as error:
         if "avoid creating a copy" in str(error):
             return None
         raise
-    derived, delta = _geometry(result)
-    return derived, offset + delta
+
+
+_INT: Final = frozenset((int,))
+_reshaped = functools.lru_cache(_KEPT)(_reshape)
 
 
 def ravel(spec: Spec, offset: int, order: str = "C") -> View | None:
@@ -243,7 +254,15 @@ def memory_order(spec: Spec) -> tuple[int, ...]:
 
 def transpose(spec: Spec, offset: int, axes: Sequence[int] | None = None) -> View:
     """The view that `array.transpose(axes)` is."""
+    if axes is None:
+        derived, delta = _reversed(spec)
+        return derived, offset + delta
     return _view(spec, offset, lambda array: array.transpose(axes))
+
+
+@functools.lru_cache(_KEPT)
+def _reversed(spec: Spec) -> View:
+    return _geometry(ghost(spec).T)
 
 
 def swapaxes(spec: Spec, offset: int, first: int, second: int) -> View:

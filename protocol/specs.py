@@ -16,10 +16,11 @@ import numpy as np
 class Spec:
     """The shape, dtype and strides (bytes) of an array. Made by `spec()` only, compared by identity."""
 
-    __slots__ = ("contiguous", "dtype", "id", "nbytes", "ndim", "shape", "size", "strides")
+    __slots__ = ("contiguous", "dtype", "dtype_str", "id", "nbytes", "ndim", "shape", "size", "strides")
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    dtype_str: str  # NumPy's `dtype.str`, which takes longer to ask for
     strides: tuple[int, ...]
     size: int
     ndim: int
@@ -83,6 +84,7 @@ def spec(shape: tuple[int, ...], dtype: np.dtype[np.generic], strides: tuple[int
 def _make(shape: tuple[int, ...], dtype: np.dtype[np.generic], strides: tuple[int, ...]) -> Spec:
     made = Spec.__new__(Spec)
     made.shape, made.dtype, made.strides = shape, dtype, strides
+    made.dtype_str = dtype.str
     made.ndim = len(shape)
     made.size = math.prod(shape)
     made.nbytes = made.size * dtype.itemsize
