@@ -1,8 +1,8 @@
 """What Interlock costs, next to NumPy or to what the machine allows, measured in turn in one run; and the budgets.
 
-Prints a table, then the budgets that were not measured and why, then how many were met. Figures are medians of several
-rounds. `ratio` is figure / floor; with a ^ it is floor / figure, where more is better. `spread` is the slowest round
-over the fastest, ours and the floor's: how noisy the machine was.
+Prints a table, the budgets that were not measured and why, how noisy the machine was, and how many budgets were met.
+Figures are medians of several rounds. `ratio` is figure / floor; with a ^ it is floor / figure, where more is better.
+`spread` is the slowest round over the fastest, ours and the floor's. Where workers outnumber cores, the name says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import starting
 import training
 from budgets import BUDGETS
 from measuring import Plan
-from rows import Row, not_measured, table, verdict
+from rows import Row, noise, not_measured, table, verdict
 
 Benchmark = Callable[[Plan], list[Row]]
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
@@ -56,7 +56,6 @@ EXAMPLES: Final = """examples:
   python benchmarks                               # everything, about two minutes
   python benchmarks --quick                       # fewer rounds, less of everything
   python benchmarks --only issue --only read      # after a change of the hot path
-  python benchmarks --only workers --full         # as many as 32 workers
   make bench BENCH="--quick --only mlp"           # the same from make
 
 benchmarks:
@@ -75,7 +74,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--only", action="append", metavar="NAME", choices=BENCHMARKS, help="only this one; again for more"
     )
     parser.add_argument("--quick", action="store_true", help="less than 40 s; figures are rougher")
-    parser.add_argument("--full", action="store_true", help="more workers than a small machine should have")
     parser.add_argument("--json", metavar="FILE", default="bench.json", help="where figures go; default: %(default)s")
     args = parser.parse_args(arguments)
     if not Path(args.json).absolute().parent.is_dir():
@@ -100,7 +98,7 @@ def measure(names: Sequence[str], plan: Plan) -> tuple[list[Row], dict[str, str]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = options(arguments)
-    plan = Plan(args.quick, args.full)
+    plan = Plan(args.quick)
     names = [name for name in BENCHMARKS if not args.only or name in args.only]
     before = floors.numpy_loop(), floors.memcpy_time()
     rows, failed = measure(names, plan)
@@ -109,12 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unmeasured = not_measured(rows, {**dict.fromkeys(names, "--quick does less than this needs"), **failed})
     Path(args.json).write_text(json.dumps(report(rows, unmeasured, before, after), indent=2) + "\n")
     print(table(rows))
-    print(f"\nthe machine after the run, over before it: a NumPy loop {machine[0]}, a memcpy {machine[1]}")
-    print("not measured:")
+    print("\nnot measured:")
     for budget, why in unmeasured:
         print(f"  {budget.what} ({budget}): {why}")
     for name in set(failed) - {budget.benchmark for budget in BUDGETS}:
         print(f"  {name}: {failed[name]}")
+    print(f"noise: {noise(rows) or 'no floors'}; NumPy's loop {machine[0]} and a memcpy {machine[1]} of before the run")
     print(verdict(rows))
     return 1 if failed else 0
 
@@ -122,10 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def report(rows: Sequence[Row], unmeasured: Sequence[Any], before: Sequence[float], after: Sequence[float]) -> Any:
     """All of it in plain values."""
     held = [row.met for row in rows if row.budget is not None]
+    found = noise(rows)
     return {
         "rows": [row.plain() for row in rows],
         "not_measured": [{"what": b.what, "budget": str(b), "why": why} for b, why in unmeasured],
         "budgets": {"met": held.count(True), "missed": held.count(False), "not_measured": len(unmeasured)},
+        "noise": None if found is None else found._asdict(),
         "machine": {
             "cores": len(os.sched_getaffinity(0)),
             "numpy_loop_s": [before[0], after[0]],

@@ -45,11 +45,12 @@ FRONTEND_MEMORY: Final = Budget("a million operations: growth of the frontend", 
 WORKER_MEMORY: Final = Budget("a million operations: growth of the worker", 32, "MiB", benchmark="million")
 IMPORT: Final = Budget("import interlock and what a first program needs", 60, "ms", benchmark="import")
 START: Final = Budget("start three CPU workers", 0.6, "s", benchmark="start")
+IDLE: Final = Budget("idle after work: frontend and three workers, of a core", 1, "%", benchmark="idle")  # none spins
 REPLAY: Final = Budget("a replayed operation above NumPy with out=", 0.5, "us", why=NO_REPLAY)
 REPLAY_STEP: Final = Budget("a replayed step, for each worker", 100, "us", why=NO_REPLAY)
 GPU_OVERLAP: Final = Budget("products on a GPU with their copies to the CPU at once", 1.15, "x", why=NO_GPU)
 
 BUDGETS: Final = (
     ISSUE, TOY, READ, TRANSFER, IN_PLACE, MATMUL, *MLP.values(), LIVE, LIVE_DONE, FRONTEND_MEMORY, WORKER_MEMORY,
-    IMPORT, START, REPLAY, REPLAY_STEP, GPU_OVERLAP,
+    IMPORT, START, IDLE, REPLAY, REPLAY_STEP, GPU_OVERLAP,
 )  # fmt: skip

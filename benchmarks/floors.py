@@ -17,16 +17,17 @@ import zmq
 from measuring import seconds
 
 MIB64: Final = 64 * 2**20
+WORKER_IMPORTS: Final = "import numpy, zmq, msgpack"  # what a worker cannot do without
 
 
-def memcpy() -> Callable[[], float]:
-    """A function that copies 64 MiB into memory that is there already, and says how many seconds that took."""
-    source, target = np.ones(MIB64 // 8), np.ones(MIB64 // 8)
+def memcpy(nbytes: int = MIB64) -> Callable[[], float]:
+    """A function that copies bytes into memory that is there already, and says how many seconds that took."""
+    source, target = np.ones(nbytes // 8), np.ones(nbytes // 8)
     return lambda: seconds(lambda: np.copyto(target, source))
 
 
 def memcpy_time() -> float:
-    """Seconds for one such copy, at its best."""
+    """Seconds to copy 64 MiB, at its best."""
     copy = memcpy()
     return min(copy() for _ in range(6))
 

@@ -100,14 +100,17 @@ def dependent(plan: Plan) -> list[Row]:
     with il.connect(devices=["cpu:0", "cpu:1"]) as session:
         x, y = (il.ones(10, device=device) for device in session.devices)
 
-        ours, ours2, numpys, numpys2 = rounds(
+        first, second, both, numpys, numpys2 = rounds(
             plan.rounds,
             lambda: done(lambda: chain(x, n)) / n,
+            lambda: done(lambda: chain(y, n)) / n,
             lambda: done(lambda: chains(x, y, n)) / (2 * n),
             lambda: seconds(lambda: chain(a, n)) / n,
             lambda: seconds(lambda: chains(a, a, n)) / (2 * n),
         )
+    in_turn = [(one + other) / 2 for one, other in zip(first, second, strict=True)]
     return [
-        timed("chain x = x + 1 on one worker, per operation", "us", ours, "numpy", numpys),
-        timed("two such chains on two workers, per operation", "us", ours2, "numpy", numpys2),
+        timed("chain x = x + 1 on one worker, per operation", "us", first, "numpy", numpys),
+        timed("two such chains on two workers, per operation", "us", both, "numpy", numpys2),
+        timed("two such chains at once, the gain", "us", both, "one after the other", in_turn, gain=True),
     ]

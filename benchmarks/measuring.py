@@ -18,7 +18,6 @@ class Plan(NamedTuple):
     """How long the run may take."""
 
     quick: bool
-    full: bool
 
     @property
     def rounds(self) -> int:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import overlap as example
 from budgets import MATMUL
 from cores import connect_single
 from finishing import done
-from floors import Multiplier
+from floors import Multiplier, memcpy
 from measuring import Plan, rounds, seconds
 from rows import Row, held_to, timed
 
 import interlock as il
 
+WARM: Final = 3  # rounds until memory is reused
+
 
 def matmul(plan: Plan) -> list[Row]:
-    """Equal products on two workers, one after the other and at once; and in two bare processes."""
+    """Equal products on worker A, on B, and on both at once; and in two bare processes."""
     size, repeats = plan.of(800, 500), plan.of(4, 12)
     with (
         connect_single(["cpu:0", "cpu:1"]) as session,
@@ -34,35 +37,77 @@ def matmul(plan: Plan) -> list[Row]:
             a.wait()
             b.wait()
 
-        turns, both, bare_turns, bare = rounds(
+        on_a, on_b, both, bare_a, bare_b, bare = rounds(
             plan.rounds,
-            lambda: done(lambda: products(x)) + done(lambda: products(y)),
+            lambda: done(lambda: products(x)),
+            lambda: done(lambda: products(y)),
             lambda: done(lambda: [products(x), products(y)]),
-            lambda: seconds(a.run) + seconds(b.run),
+            lambda: seconds(a.run),
+            lambda: seconds(b.run),
             lambda: seconds(bare_both),
         )
+    turns, bare_turns = sums(on_a, on_b), sums(bare_a, bare_b)
     return [
+        timed("matrix products on worker A", "ms", on_a, "a bare process", bare_a),
+        timed("matrix products on worker B", "ms", on_b, "another", bare_b),
+        timed("matrix products on A and on B at once", "ms", both, "the longer of both", longer(on_a, on_b)),
         held_to(MATMUL, "ms", both, "one after the other", turns),
         timed("equal matrix products in two bare processes", "ms", bare, "one after the other", bare_turns, gain=True),
     ]
 
 
 def overlap(plan: Plan) -> list[Row]:
-    """Products on one worker and copies of them to another: alone, and at once."""
-    size, repeats = plan.of(800, 500), plan.of(6, 4)
-    with connect_single(["cpu:0", "cpu:1"]) as session:
+    """Products on one worker, copies to another, both at once: of the products, and of as much as takes as long."""
+    size, repeats = plan.of(800, 500), 4
+    with connect_single(["cpu:0", "cpu:1"]) as session, Multiplier(size, repeats) as process:
         home, device = session.devices
         x = il.random.default_rng(0, device=device).random((size, size))
         made = example.run(x, repeats)
-        run, copy, both = rounds(
+        for _ in range(WARM):
+            run_s, copy_s = done(lambda: example.run(x, repeats)), done(lambda: example.copy(made, home))
+        times = max(round(run_s / copy_s), 1)
+
+        def copies() -> None:
+            for _ in range(times):
+                example.copy(made, home)
+
+        def run_and_copies() -> Any:
+            products = example.run(x, repeats)
+            copies()
+            return products
+
+        run, copy, both, many, both_many, bare_run, bare_copy = rounds(
             plan.rounds,
             lambda: done(lambda: example.run(x, repeats)),
             lambda: done(lambda: example.copy(made, home)),
             lambda: done(lambda: example.run_and_copy(x, repeats, home)),
+            lambda: done(copies),
+            lambda: done(run_and_copies),
+            lambda: seconds(process.run),
+            memcpy(repeats * 8 * size * size),
         )
-    longer = [max(times) for times in zip(run, copy, strict=True)]
-    in_turn = [sum(times) for times in zip(run, copy, strict=True)]
     return [
-        timed("products and their copies at once", "ms", both, "the longer of both", longer),
-        timed("products and their copies, against in turn", "ms", both, "one after the other", in_turn, gain=True),
+        timed("products on a worker", "ms", run, "a bare process", bare_run),
+        timed("copies of the products to another", "ms", copy, "warm memcpy", bare_copy),
+        timed("products and their copies at once", "ms", both, "the longer of both", longer(run, copy)),
+        timed("products and their copies, the gain", "ms", both, "one after the other", sums(run, copy), gain=True),
+        timed("products, and copies for as long, at once", "ms", both_many, "the longer of both", longer(run, many)),
+        timed(
+            "products, and copies for as long, the gain",
+            "ms",
+            both_many,
+            "one after the other",
+            sums(run, many),
+            gain=True,
+        ),
     ]
+
+
+def longer(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Round by round, the longer of two times: what doing both takes at the least."""
+    return [max(pair) for pair in zip(one, other, strict=True)]
+
+
+def sums(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Round by round, both times: what doing one after the other takes."""
+    return [sum(pair) for pair in zip(one, other, strict=True)]

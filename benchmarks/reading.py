@@ -1,8 +1,11 @@
-"""How long it takes until a small value is in the program, next to bare messages between bare processes."""
+"""How long small values are on their way, into the program and between workers, next to bare messages."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from budgets import READ
+from finishing import done, settled
 from floors import Ring
 from measuring import Plan, repeat, rounds, seconds
 from rows import Row, held_to, timed
@@ -25,15 +28,26 @@ def read(plan: Plan) -> list[Row]:
 
 
 def latency(plan: Plan) -> list[Row]:
-    """Send 4 KiB from one worker to another and read it there."""
-    n = plan.of(200, 60)
-    with il.connect(devices=["cpu:0", "cpu:1"]) as session, Ring(2, 4096) as ring:
+    """4 KiB from worker to worker to and fro, each hop waiting for the one before; and one hop and a read."""
+    n, hops = plan.of(200, 60), plan.of(400, 200)
+    with il.connect(devices=["cpu:0", "cpu:1"]) as session, Ring(1, 4096) as pingpong, Ring(2, 4096) as ring:
         first, second = session.devices
         x = il.ones(512, device=first)
-        il.synchronize()
-        ours, floor = rounds(
+
+        def to_and_fro() -> Any:
+            y = x
+            for _ in range(hops // 2):
+                y = y.to(second).to(first)
+            return y
+
+        hop, bare_hop, read, bare_read = rounds(
             plan.rounds,
-            lambda: seconds(lambda: repeat(lambda: x.to(second).numpy(), n)) / n,
+            lambda: done(to_and_fro) / hops,
+            lambda: seconds(lambda: repeat(pingpong.go, hops // 2)) / hops,
+            lambda: settled(seconds(lambda: repeat(lambda: x.to(second).numpy(), n)) / n),
             lambda: seconds(lambda: repeat(ring.go, n)) / n,
         )
-    return [timed("4 KiB worker -> worker -> frontend", "us", ours, "zmq ipc through two", floor)]
+    return [
+        timed("4 KiB from worker to worker, a hop", "us", hop, "zmq ipc, a hop", bare_hop),
+        timed("4 KiB worker -> worker -> frontend", "us", read, "zmq ipc through two", bare_read),
+    ]

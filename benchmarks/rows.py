@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from budgets import BUDGETS, Budget
 
 SECONDS: Final = {"us": 1e6, "ms": 1e3, "s": 1.0}  # how many of each are a second
+NOISY: Final = 1.5  # a spread above it
 
 
 class Row(NamedTuple):
@@ -133,6 +134,32 @@ def not_measured(rows: Sequence[Row], reasons: dict[str, str]) -> list[tuple[Bud
         for budget in BUDGETS
         if budget not in measured
     ]
+
+
+class Noise(NamedTuple):
+    """How much the floors went up and down in a run: each one's slowest round over its fastest."""
+
+    floors: int
+    median: float
+    most: float
+    of: str  # the floor of the most
+    above: int  # floors whose spread is more than NOISY
+
+    def __str__(self) -> str:
+        return (
+            f"{self.floors} floors, slowest round over fastest: median {_number(self.median)} x, "
+            f"most {_number(self.most)} x ({self.of}), {self.above} above {NOISY:g} x"
+        )
+
+
+def noise(rows: Sequence[Row]) -> Noise | None:
+    """None where no floor had several rounds."""
+    spreads = {tuple(row.floors): (found, row.floor) for row in rows if (found := spread(row.floors)) is not None}
+    if not spreads:
+        return None
+    most, of = max(spreads.values())
+    figures = [figure for figure, _ in spreads.values()]
+    return Noise(len(figures), statistics.median(figures), most, of, sum(figure > NOISY for figure in figures))
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from budgets import IMPORT, START
-from floors import answer, interpreters
+from budgets import IDLE, IMPORT, START
+from finishing import done
+from floors import WORKER_IMPORTS, answer, interpreters
+from issue import chain
 from measuring import Plan, cpu_seconds, rounds, seconds
 from rows import Row, held_to, timed
 
@@ -45,17 +47,16 @@ def start(plan: Plan) -> list[Row]:
         with il.connect(devices=IDLE_WORKERS):
             return time.perf_counter() - started
 
-    connected, floor = rounds(
-        plan.of(7, 3), ours, lambda: seconds(lambda: interpreters(3, "import numpy, zmq, msgpack"))
-    )
+    connected, floor = rounds(plan.of(7, 3), ours, lambda: seconds(lambda: interpreters(3, WORKER_IMPORTS)))
     return [held_to(START, "s", connected, "3 x import numpy, zmq", floor)]
 
 
 def idle(plan: Plan) -> list[Row]:
-    """Processor time that three workers and the frontend use while nothing is to be done, in per cent of a core."""
-    span = 1.0 if plan.quick else 2.0
+    """Processor time that three workers and the frontend use when their work is done, in per cent of a core."""
+    span = 1.0 if plan.quick else 3.0
     with il.connect(devices=IDLE_WORKERS) as session:
-        il.synchronize()
+        arrays = [il.ones(10, device=device) for device in session.devices]
+        done(lambda: [chain(x, 1000).to(session.devices[0]) for x in arrays])
         time.sleep(0.1)  # what follows work is not idleness
         pids = [os.getpid(), *session.pids.values()]
         started, before = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
@@ -63,6 +64,7 @@ def idle(plan: Plan) -> list[Row]:
         after, took = [cpu_seconds(pid) for pid in pids], time.perf_counter() - started
     used = [100 * (b - a) / took for a, b in zip(before, after, strict=True)]
     return [
-        Row(f"idle for {span:g} s: the frontend, of a core", "%", used[:1]),
-        Row(f"idle for {span:g} s: each worker, of a core", "%", used[1:]),
+        Row(IDLE.what, "%", [sum(used)], budget=IDLE),
+        Row("idle: the frontend alone", "%", used[:1]),
+        Row("idle: each worker", "%", used[1:]),
     ]

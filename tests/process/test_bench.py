@@ -33,13 +33,17 @@ def kept(row: dict[str, Any]) -> bool | None:
 def test_two_benchmarks_end_with_a_verdict_and_leave_the_same_figures_as_json(tmp_path: Path) -> None:
     done = run("--quick", "--only", "toy", "--only", "transfer", "--json", "figures.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    *table, last = done.stdout.splitlines()
+    *table, noise, last = done.stdout.splitlines()
     found = LAST.fullmatch(last)
     assert found, done.stdout
     counted = dict(zip(("met", "missed", "not_measured"), map(int, found.groups()), strict=True))
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["budgets"] == counted
     assert counted["met"] + counted["missed"] == 3  # one of toy, two of transfer
+    assert noise.startswith("noise: 2 floors, ")  # NumPy's loop and memcpy, though two rows have the latter
+    assert figures["noise"]["floors"] == 2
+    floors = {row["floor"]: row["floor_spread"] for row in figures["rows"] if row["floor_spread"]}
+    assert figures["noise"]["most"] == floors[figures["noise"]["of"]] == max(floors.values())
 
     assert table[0].split() == ["what", "figure", "floor", "ratio", "budget", "met", "spread", "floor's"]
     assert [row["what"] for row in figures["rows"]] == [re.split(r"  +", line)[0] for line in table[1:5]]
@@ -57,6 +61,21 @@ def test_two_benchmarks_end_with_a_verdict_and_leave_the_same_figures_as_json(tm
     assert set(missing.values()) >= {"not chosen"}
     assert all(f"  {what} (" in done.stdout for what in missing)
     assert [line.split()[:2] for line in done.stderr.splitlines()] == [["1/2", "toy"], ["2/2", "transfer"]]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_programs_with_many_arrays_are_compared_with_one_that_has_few(tmp_path: Path) -> None:
+    done = run("--quick", "--only", "live", "--only", "idle", "--json", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in json.loads((tmp_path / "figures.json").read_text())["rows"]}
+    few = rows["issue with 1000 live arrays"]
+    for count in (10_000, 100_000):
+        many = rows[f"issue with {count} live arrays"]
+        assert many["floor_figures"] == few["figures"]
+        assert many["figures"] != few["figures"]
+    together, *apart = (row for what, row in rows.items() if what.startswith("idle"))
+    assert [len(row["figures"]) for row in apart] == [1, 3]  # the frontend, and each of three workers
+    assert together["figure"] == pytest.approx(sum(sum(row["figures"]) for row in apart))
 
 
 @pytest.mark.usefixtures("runtime")
