@@ -36,7 +36,6 @@ from .sites import user_site
 
 Axis = int | tuple[int, ...] | None
 
-_assign = BY_NAME["assign"]
 _divmod = BY_NAME["divmod"]
 
 
@@ -220,7 +219,7 @@ class Array(Handle):
         base = self if self._base is None else self._base
         ref = (base._ref, offset, spec.shape, spec.strides, spec.dtype_str)
         made: Array = handle(Array, self._lane, ref, spec, base)
-        if frozen or (base is not self and getattr(self, "_frozen", False)):
+        if frozen or (base is not self and self._frozen):
             made._frozen = True
         return made
 
@@ -248,7 +247,7 @@ class Array(Handle):
             target = self  # all of it: the old elements need not be kept
         if isinstance(value, Array) and value._ref == target._ref and value._lane is target._lane:
             return  # x[i] += y ends by assigning x[i] to itself
-        call(_assign, (target, value))
+        issue.assign(target, value)
 
     def __iter__(self) -> Iterator[Array]:
         if not self._spec.shape:

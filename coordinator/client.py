@@ -145,7 +145,9 @@ def lane_of(device: Device | str | None) -> Lane:
     """The lane of a device: of the default session unless the device itself says of which."""
     if isinstance(device, Device):
         return device.lane
-    session = default_session()
+    session = _default
+    if session is None or session.closed or not session.mine:
+        session = default_session()
     return session.lanes[0] if device is None else session.device(device).lane
 
 

@@ -36,16 +36,27 @@ def _make(name: str, operands: tuple[Any, ...], static: tuple[Any, ...], device:
         lane.session.check_open()
         made = call_one(BY_NAME[name], static, None, lane, Array)
         return made
-    first = next((o._lane for o in operands if isinstance(o, Handle)), None) if device is None else None
-    lane = first or lane_of(device)
+    lane = (_lane_among(operands) if device is None else None) or lane_of(device)
     lane.session.check_open()
     made = call(BY_NAME[name], operands, static, lane=lane, cls=Array)
     return made
 
 
+def _lane_among(operands: Sequence[Any]) -> Lane | None:
+    for operand in operands:
+        if isinstance(operand, Handle):
+            return operand._lane
+    return None
+
+
+_INT = frozenset((int,))
+
+
 def _shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is int:
         return (shape,)
+    if type(shape) is tuple and _INT.issuperset(map(type, shape)):
+        return shape
     return (int(shape),) if np.ndim(shape) == 0 else tuple([int(extent) for extent in shape])
 
 
@@ -195,7 +206,7 @@ def _issue_elementwise(operation: Operation, operands: tuple[Any, ...], out: Arr
     quick = _QUICK.get(operation.number)
     if out is None and quick is not None and type(operands[0]) is Array and type(operands[-1]) in _BESIDE_ARRAYS:
         return quick(*operands)
-    lane = next((o._lane for o in (*operands, out) if isinstance(o, Handle)), None) or lane_of(None)
+    lane = _lane_among((*operands, out)) or lane_of(None)
     return call(operation, operands, into=out, lane=lane, cls=Array)
 
 
@@ -321,7 +332,7 @@ def _join(name: str, arrays: Any, axis: Any, dtype: Any) -> Array:
     parts = list(arrays)
     if not parts:
         raise ValueError(f"need at least one array to {name}")
-    lane = next((part._lane for part in parts if isinstance(part, Handle)), None) or lane_of(None)
+    lane = _lane_among(parts) or lane_of(None)
     here = [part if isinstance(part, Handle) else asarray(part, device=lane.device) for part in parts]
     made: Array = call(BY_NAME[name], tuple(here), (axis, _dtype(dtype)), lane=lane, cls=Array)
     return made

@@ -47,7 +47,7 @@ class Handle:
     __slots__ = ("__weakref__", "_base", "_frozen", "_lane", "_ref", "_spec")
 
     _base: Handle | None  # of a view, the handle of its buffer
-    _frozen: bool  # set on views that NumPy would not let be written; not there on any other
+    _frozen: bool  # of a view, whether NumPy would not let it be written; not there on any other
     _lane: Lane
     _ref: Ref
     _spec: Spec
@@ -62,7 +62,7 @@ class Handle:
 
 def refuse_frozen(target: Any, what: str) -> None:
     """Raise NumPy's error if the array is a view that must not be written."""
-    if target._base is not None and getattr(target, "_frozen", False):
+    if target._base is not None and target._frozen:
         raise ValueError(f"{what} is read-only")
 
 
@@ -73,6 +73,8 @@ def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Spec, base: Handle | None
     made._lane = lane
     made._ref = ref
     made._spec = spec
+    if base is not None:
+        made._frozen = False
     return made
 
 
@@ -210,18 +212,33 @@ def unary_method(name: str) -> Callable[[Any], Any]:
 
 def inplace_method(name: str) -> Callable[[Any, Any], Any]:
     """The method `left.__iname__(right)`."""
-    operation = BY_NAME[name]
+    if name == "power":
+        return _writer(BY_NAME[name], _inplace_power, into=True, numbers=False)  # the number decides which operation
+    return _writer(BY_NAME[name], _inplace, into=True)
+
+
+def _writer(
+    operation: Operation, other: Callable[[Operation, Any, Any], Any], into: bool, numbers: bool = True
+) -> Callable[[Any, Any], Any]:
+    """A function that writes an array and issues the operation on it and an array or a number.
+
+    Args:
+        operation: a row of the table.
+        other: what to do with other operands, and with what has to be inferred.
+        into: whether it is the result that is written to the first operand; else the operation itself writes it.
+        numbers: whether Python's numbers may be the second operand, too.
+    """
     number = operation.number
     code = 4 * number + GENERAL
-    other = _inplace_power if name == "power" else _inplace
 
     def method(left: Any, right: Any) -> Any:
         kind = type(right)
+        target = left._spec if into else None
         if kind is type(left) and right._lane is left._lane:
-            key = (number, (left._spec, right._spec), b"", left._spec)  # as `_infer` has it
+            key = (number, (left._spec, right._spec), b"", target)  # as `_infer` has it
             ref = right._ref
-        elif (kind is float or kind is int) and other is _inplace:
-            key = (number, (left._spec, kind), b"", left._spec)
+        elif numbers and (kind is float or kind is int):
+            key = (number, (left._spec, kind), b"", target)
             ref = (right,)
         else:
             return other(operation, left, right)
@@ -240,7 +257,7 @@ def inplace_method(name: str) -> Callable[[Any, Any], Any]:
         out = lane.next_id()
         with lane.lock:
             batch = lane.batch
-            batch.append((code, out, (), (left._ref, ref), (), left._ref))
+            batch.append((code, out, (), (left._ref, ref), (), left._ref if into else None))
             lane.sites.append((site, offset))
         if len(batch) >= lane.limit:
             lane.full()
@@ -262,6 +279,13 @@ def _inplace_power(operation: Operation, left: Any, right: Any) -> Any:
         return _inplace(operation, left, right)
     call(fast, (left,), into=left)
     return left
+
+
+def _assign(operation: Operation, target: Any, value: Any) -> None:
+    call(operation, (target, value))
+
+
+assign = _writer(BY_NAME["assign"], _assign, into=False)  # target[...] = value
 
 
 def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any:

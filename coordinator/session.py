@@ -87,6 +87,7 @@ class Session:
         self.memory = memory or workers.default_memory(len(adopted))
         self.window_bytes = self.memory // 4
         self.closed = False
+        self.mine = True  # this process made the session; a forked child did not
         self.lanes: list[Lane] = []
         self.previous: Session | None = None  # the default session before this one
         self.gate = Gate()
@@ -124,6 +125,7 @@ class Session:
             self.close()
             raise
         self.devices = [lane.device for lane in self.lanes]
+        self._devices = {str(device): device for device in self.devices}
         _sessions.add(self)
 
     # -- the beginning
@@ -176,11 +178,6 @@ class Session:
         """The process id of each device's worker."""
         return {str(lane.device): lane.worker.identity.pid for lane in self.lanes}
 
-    @property
-    def mine(self) -> bool:
-        """This process made the session; a forked child did not."""
-        return os.getpid() == self._pid
-
     def device(self, device: Device | str) -> Device:
         """The session's device of that name.
 
@@ -189,6 +186,9 @@ class Session:
         """
         if isinstance(device, Device):
             return device
+        known = self._devices.get(device)
+        if known is not None:
+            return known
         wanted = workers.check_devices([device])[0]
         for lane in self.lanes:
             if str(lane.device) == wanted:
@@ -200,7 +200,7 @@ class Session:
 
     def check_open(self) -> None:
         """Raise if the session is closed, or if this process is a fork of the one that made it."""
-        if os.getpid() != self._pid:
+        if not self.mine:
             raise InterlockError(FORKED)
         if self.closed:
             raise InterlockError("the session is closed")
@@ -706,6 +706,7 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # open ones
 def _in_forked_child() -> None:
     """The sessions stay the parent's: here their handles are inert, and using one is an error."""
     for session in list(_sessions):
+        session.mine = False
         session.lock = threading.Lock()  # the parent's may have been held at the fork
         for lane in session.lanes:
             lane.lock = session.lock
