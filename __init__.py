@@ -28,6 +28,8 @@ _WHERE = {
     **dict.fromkeys(_ERRORS, "protocol.errors"),
     **dict.fromkeys(_CLIENT, "coordinator.client"),
     "Array": "coordinator.array",
+    "CaptureError": "coordinator.recording",
+    "capture": "coordinator.capture",
     "Device": "coordinator.lane",
     "Session": "coordinator.session",
     "trace": "coordinator.tracing",

@@ -15,6 +15,7 @@ What the hot path leaves out, and why it may:
 
 from __future__ import annotations
 
+import functools
 import marshal
 import operator
 import sys
@@ -30,11 +31,12 @@ from ..protocol.specs import spec as spec_of
 from . import views
 from .infer import check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
 from .lane import BIG, Lane
+from .numbers import Number
 from .sites import OURS, Site, user_site
 
 _FRAME: Final = sys._getframe
 _KEPT: Final = 100_000
-ArrayLike = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
+ArrayLike = (np.ndarray, np.generic, list, tuple, bool, int, float, complex, Number)
 
 
 class Handle:
@@ -416,7 +418,9 @@ def _call_at_length(
         described = tuple([each._spec for each in operands])
     else:
         operands = tuple([_as_operand(operand, lane, cls, site) for operand in operands])
-        described = tuple([each._spec if isinstance(each, Handle) else each for each in operands])
+        described = tuple([_described(each) for each in operands])
+        if Number in map(type, operands) and (operation.name == "power" or _depends_on_number(operation, described)):
+            operands = tuple([each.pinned() if type(each) is Number else each for each in operands])
     found = _infer(operation, described, static, None if into is None else into._spec, arrays)
     refs: tuple[Any, ...]
     if arrays:
@@ -425,7 +429,11 @@ def _call_at_length(
         result = found.specs[0] if found.specs else described[0]
         refs = tuple(
             [
-                each._ref if isinstance(each, Handle) else _scalar_ref(operation, described, place, result, found)
+                each._ref
+                if isinstance(each, Handle)
+                else each  # each run brings its own
+                if type(each) is Number
+                else _scalar_ref(operation, described, place, result, found)
                 for place, each in enumerate(operands)
             ]
         )
@@ -523,13 +531,22 @@ def _scalar_ref(operation: Operation, described: tuple[Any, ...], place: int, re
     return encode_scalar(operation, described, place, result)
 
 
+def _described(operand: Any) -> Any:
+    """What inference takes for an operand."""
+    if isinstance(operand, Handle):
+        return operand._spec
+    return operand.value if type(operand) is Number else operand
+
+
 def _as_operand(value: Any, lane: Lane, cls: type[Any], site: Site) -> Any:
-    if type(value) in _WEAK or isinstance(value, (Handle, np.generic)):
+    if type(value) in _WEAK or isinstance(value, (Handle, np.generic, Number)):
         return value
     array = np.asarray(value)
     if array.ndim == 0:
         check_dtype(array.dtype.newbyteorder("="))
         return array[()]  # also of a class derived from a number's, which NumPy does not take for weak
+    if 0 not in array.strides:
+        return upload(array, lane, cls, site)
     once = array[(*[slice(0, 1) if stride == 0 else slice(None) for stride in array.strides],)]
     if once.shape == array.shape:
         return upload(array, lane, cls, site)
@@ -539,13 +556,19 @@ def _as_operand(value: Any, lane: Lane, cls: type[Any], site: Site) -> Any:
     return handle(cls, lane, (sent._ref, offset, spec.shape, spec.strides, spec.dtype.str), spec, sent)
 
 
+@functools.lru_cache(_KEPT)
+def _copied(layout: Spec, order: str) -> Spec:
+    """The spec of a copy."""
+    return infer(BY_NAME["copy"], (layout,), (order,)).specs[0]
+
+
 def upload(data: Any, lane: Lane, cls: type[Any], site: Site, order: str = "K") -> Any:
     """A copy of NumPy's array on a worker; its dtype in native byte order, its axes in memory as `order` says."""
     if not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
     check_dtype(data.dtype)
     layout = spec_of(data.shape, data.dtype, data.strides)
-    (spec,) = _infer(BY_NAME["copy"], (layout,), (order,), None, True).specs
+    spec = _copied(layout, order)
     session = lane.session
     session.check_open()
     return handle(cls, lane, session.upload(lane, data, spec, site), spec)
@@ -558,7 +581,7 @@ def transfer(array: Any, target: Lane, site: Site) -> Any:
     if target.session is not session:
         raise ValueError("the target device belongs to another session; read the array there and make a new one here")
     session.check_open()
-    (spec,) = _infer(BY_NAME["copy"], (array._spec,), ("K",), None, True).specs
+    spec = _copied(array._spec, "K")
     return handle(type(array), target, session.transfer(array._ref, source, target, spec, site), spec)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..protocol import messages as m
 from ..protocol.accesses import accesses, buffer_of
 from ..protocol.codec import encode, packer
-from ..protocol.messages import Control, Instruction, Message
+from ..protocol.messages import Control, Instruction, Message, Ref
 from ..protocol.sockets import Outlet
 from ..protocol.specs import Spec
 from . import failures, workers
@@ -21,6 +21,8 @@ from .events import Pending
 from .sites import Site
 
 if TYPE_CHECKING:
+    from ..protocol.recordings import Binding
+    from .recording import Part
     from .session import Session
 
 BATCH: Final = 64  # instructions that leave together at the most
@@ -76,7 +78,9 @@ class Lane:
         self.heavy = 0  # bytes of large results in the batch
         self.known: dict[int, Spec] = {}  # by id: specs that the worker knows, or that are in `specs`
         self.specs: list[Spec] = []  # to be sent with the next batch
-        self.dropped: deque[int] = deque()  # buffers whose last handle went; filled by finalisers, from any thread
+        # Buffers whose last handle went, and, negative, recordings; filled by finalisers, from any thread.
+        self.dropped: deque[int] = deque()
+        self.recordings: dict[int, Part] = {}  # that the worker knows
         self.completed = 0  # as far as events have told
         self.log: deque[tuple[int, list[Site | None]]] = deque()  # sites of what was sent and is not completed
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
@@ -101,6 +105,8 @@ class Lane:
 
     def expect(self, nbytes: int) -> None:
         """A large result is about to be issued: what was dropped makes room for it first, and the batch leaves soon."""
+        if self.session.taping():
+            return
         self.heavy += nbytes
         self.limit = 0
         if self.dropped:
@@ -111,14 +117,35 @@ class Lane:
         dropped = self.dropped
         # Its line is that of the last instruction before it: where a handle went, nobody noted.
         site = self.sites[-1] if self.sites else self._last_site
-        self.batch.append((Control.FREE, *[dropped.popleft() for _ in range(len(dropped))]))
-        self.sites.append(site)
+        buffers = [dropped.popleft() for _ in range(len(dropped))]
+        for recording in [-each for each in buffers if each < 0]:
+            if self.recordings.pop(recording, None) is not None:
+                list.append(self.batch, (Control.FORGET, recording))
+                list.append(self.sites, site)
+        # Not by the batch's own append, which a recording may divert.
+        list.append(self.batch, (Control.FREE, *[each for each in buffers if each > 0]))
+        list.append(self.sites, site)
 
     def define(self, spec: Spec) -> None:
         """Let the worker know a spec, with the batch that uses it first."""
         if spec.id not in self.known:
             self.known[spec.id] = spec
             self.specs.append(spec)
+
+    def run(
+        self, part: Part, recording: int, base: int, bindings: tuple[Binding, ...], numbers: tuple[Ref, ...]
+    ) -> None:
+        """Issue a run of a recording, and send it. The caller holds the lock, and looks for room in the window."""
+        if self.dropped:
+            self.free()
+        if recording not in self.recordings:
+            self.recordings[recording] = part
+            self.batch.append((Control.DEFINE, recording, *part.template))
+            self.sites.append(part.sites[0] if part.sites else None)
+        self.batch.append((Control.RUN, recording, base, bindings, numbers))
+        self.sites.extend(part.sites)  # a run has the numbers of all its instructions
+        self.heavy += part.weight
+        self.flush()
 
     def full(self) -> None:
         """The batch has grown to its limit: send it, or wait for more. Called without the lock; may wait for credit."""
@@ -156,17 +183,24 @@ class Lane:
         self._last_site = self.sites[-1]
         if self.heavy:
             self._bytes_sent += self.heavy
-            self.bytes.append((first + len(batch) - 1, self._bytes_sent))
+            self.bytes.append((first + len(self.sites) - 1, self._bytes_sent))
         self._forward(first, batch)
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
         """Send the batch and begin the next one. If Ctrl-C comes in between, it is sent twice, and run once."""
         message, known = self._message(first, batch)
         limit = FIRST_LOOK if self.session.recorder is None else 0
+        following, fresh = first + len(self.sites), self._lists()
         self._outlet.send(message)
         # These are no calls: Python does not look for signals between them.
-        self.first, self.batch, self.sites, self.heavy, self.limit = first + len(batch), [], [], 0, limit
+        self.first, self.heavy, self.limit = following, 0, limit
+        self.batch, self.sites = fresh
         self.specs, self.known = [], known
+
+    def _lists(self) -> tuple[list[Instruction], list[Site | None]]:
+        """The next batch and its sites, empty; while something is recorded they are the tape's."""
+        tape = self.session.tape
+        return ([], []) if tape is None else tape.lists(self)
 
     def _message(self, first: int, batch: list[Instruction]) -> tuple[bytes, dict[int, Spec]]:
         """A batch with the specs that are new in it, and what the worker knows from then on."""
@@ -248,7 +282,8 @@ class GatedLane(Lane):
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
         limit = FIRST_LOOK if self.session.recorder is None else 0
-        self.first, self.batch, self.sites, self.heavy, self.limit = first + len(batch), [], [], 0, limit
+        self.first, self.heavy, self.limit = first + len(batch), 0, limit
+        self.batch, self.sites = self._lists()
         self.scan(first, batch)
         self.forward_ready()
 

@@ -12,6 +12,7 @@ from ..protocol import messages as m
 from ..protocol.accesses import accesses, outputs
 from ..protocol.messages import CONTROLS, Control, Instruction
 from ..protocol.operations import BY_NUMBER
+from ..protocol.recordings import bind
 from .events import Pending
 from .sites import Site, place
 from .timeline import Blocked, Issued, Moved, Ran
@@ -47,9 +48,23 @@ class Recorder:
             at = n - lane.first
             instruction = lane.batch[at]
             site = lane.sites[at] if at < len(lane.sites) else None  # one is missing where Ctrl-C came between the two
-            detail = ", ".join(f"{lane.known[id].dtype} {lane.known[id].shape}" for _, id in outputs(instruction))
-            self._raw.append((lane.index, n, instruction, site, now, detail))
             self._noted[lane.index] = n
+            if instruction[0] == Control.RUN:
+                self._note_run(lane, n, instruction, now)
+            elif instruction[0] not in (Control.DEFINE, Control.FORGET):
+                detail = ", ".join(f"{lane.known[id].dtype} {lane.known[id].shape}" for _, id in outputs(instruction))
+                self._raw.append((lane.index, n, instruction, site, now, detail))
+
+    def _note_run(self, lane: Lane, n: int, run: Instruction, now: int) -> None:
+        """The instructions that a run stands for; the last in its batch, it has all numbers from `n` on."""
+        _, recording, base, bindings, numbers = run
+        part = lane.recordings[recording]
+        specs = {id: f"{dtype} {shape}" for id, shape, dtype, _ in part.template.specs}
+        for at, (each, site) in enumerate(zip(part.template.instructions, part.sites, strict=True), n):
+            instruction = bind(each, base, bindings, numbers)
+            detail = ", ".join(specs[id] for _, id in outputs(instruction))
+            self._raw.append((lane.index, at, instruction, site, now, detail))
+            self._noted[lane.index] = at
 
     def traced(self, message: m.Traced) -> None:
         """A worker's records came."""

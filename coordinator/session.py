@@ -24,7 +24,7 @@ from ..protocol.arena import Arena, Mappings
 from ..protocol.codec import decode, encode
 from ..protocol.errors import ImportFailed, InterlockError, PeerGone, ProtocolError, WorkerLost
 from ..protocol.identity import Identity, ends_within, own_identity, same_host
-from ..protocol.messages import Control, Ref
+from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.operations import table_hash
 from ..protocol.sockets import Events, Outlet, ipc, private_folder, remove_folder
 from ..protocol.specs import Spec, packed_strides
@@ -38,6 +38,7 @@ from .tracker import Gate, Hazards
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+    from .recording import Tape
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
@@ -95,6 +96,9 @@ class Session:
         self.recvs: dict[int, tuple[int, int]] = {}  # gate only: by ticket, the recv of a send that is issued with it
         self.sends: dict[tuple[int, int], tuple[int, int]] = {}  # gate only: the send of each recv
         self.recorder: Recorder | None = None
+        self.tape: Tape | None = None  # while something is recorded
+        self.taping_turn = threading.Lock()  # one at a time
+        self.recordings = itertools.count(1)  # their numbers
         self._gated = gate == "coordinator"
         self._pid = os.getpid()
         self._processes = list(processes)
@@ -205,6 +209,20 @@ class Session:
         if self.closed:
             raise InterlockError("the session is closed")
 
+    @property
+    def gated(self) -> bool:
+        """Instructions wait here for what they need, not at the workers."""
+        return self._gated
+
+    def taping(self) -> bool:
+        """What this thread issues is recorded, and not sent."""
+        return self.tape is not None and self.tape.thread == threading.get_ident()
+
+    def refuse_in_tape(self, what: str) -> None:
+        """Raise for something that cannot be recorded, if this thread is being recorded."""
+        if self.tape is not None and self.taping():
+            self.tape.refuse(what)
+
     def flush(self) -> None:
         """Send everything that was issued. The caller holds the lock."""
         for lane in self.lanes:
@@ -224,6 +242,7 @@ class Session:
 
     def _ask(self, lane: Lane, ref: Ref | None, site: Site | None = None) -> Pending:
         """Ask a worker for a value (a fence, without a reference): everything before is sent along."""
+        self.refuse_in_tape("a value is read")
         request = next(self._requests)
         pending = Pending(lane.index)
         with self.lock:
@@ -244,31 +263,38 @@ class Session:
             for lane in (source, target):
                 if lane.lost is not None:
                     raise failures.again(lane.lost)
-            target.define(spec)
             send = (Control.SEND, ref, ticket, target.index)
             recv = (Control.RECV, buffer, spec.id, ticket, source.index)
-            if self._gated:
-                # Here the send must be before the gate when the recv comes, which waits for it.
-                if spec.nbytes >= BIG:
-                    target.expect(spec.nbytes)
-                self.recvs[ticket] = (target.index, target.first + len(target.batch))
-                source.append(send, site)
-                source.flush()
-                target.append(recv, site)
-                target.flush()
-            else:
-                source.append(send, site)
-                target.append(recv, site, spec.nbytes)
+            self.issue_transfer(source, target, send, recv, spec, site)
         for lane in (source, target):
             if len(lane.batch) >= lane.limit:
                 lane.full()
         return buffer
+
+    def issue_transfer(
+        self, source: Lane, target: Lane, send: Instruction, recv: Instruction, spec: Spec, site: Site | None
+    ) -> None:
+        """Issue a send and its recv. The caller holds the lock."""
+        target.define(spec)
+        if self._gated and not self.taping():
+            # Here the send must be before the gate when the recv comes, which waits for it.
+            if spec.nbytes >= BIG:
+                target.expect(spec.nbytes)
+            self.recvs[send[2]] = (target.index, target.first + len(target.batch))
+            source.append(send, site)
+            source.flush()
+            target.append(recv, site)
+            target.flush()
+        else:
+            source.append(send, site)
+            target.append(recv, site, spec.nbytes)
 
     def upload(self, lane: Lane, data: np.ndarray[Any, Any], spec: Spec, site: Site | None) -> int:
         """Copy the user's data now, and make an array of it on the worker; the new buffer's number.
 
         `data` has the dtype and the shape of `spec`, whose memory order the elements are sent in.
         """
+        self.refuse_in_tape("a NumPy array is sent to a device")
         buffer = self.next_id()
         place: Any
         if spec.nbytes < INLINE:
@@ -724,5 +750,7 @@ def close_all() -> None:
 
 def _in_memory_order(data: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:
     """The elements as they will lie in memory, C-contiguous."""
+    if data.strides == spec.strides and data.flags.c_contiguous:
+        return data
     axes = sorted(range(spec.ndim), key=lambda axis: (-abs(spec.strides[axis]), axis))
     return np.ascontiguousarray(data.transpose(axes))

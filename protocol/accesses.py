@@ -37,7 +37,10 @@ def _buffers(refs: tuple[Ref, ...]) -> Buffers:
 
 
 def accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
-    """(read, written) buffers. What is overwritten only in part is in both: its old value matters."""
+    """(read, written) buffers. What is overwritten only in part is in both: its old value matters.
+
+    Of a run only its recording can tell.
+    """
     code = instruction[0]
     if code < CONTROLS:
         return _control_accesses(instruction)
@@ -59,6 +62,11 @@ def accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
     if form == SCALAR_LEFT:
         return _buffers(instruction[4:]), (instruction[1],)
     return _buffers(instruction[3:]), (instruction[1],)
+
+
+def recording_buffer(recording: int) -> int:
+    """The number of no buffer, which all that concerns a recording writes, so that it happens in order."""
+    return -2 - recording
 
 
 def spoiled(instruction: Instruction) -> Buffers:
@@ -84,6 +92,8 @@ def _control_accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
             return _buffers(instruction[1:2]), _NOTHING
         case Control.RECV | Control.UPLOAD:
             return _NOTHING, (instruction[1],)
+        case Control.DEFINE | Control.FORGET:
+            return _NOTHING, (recording_buffer(instruction[1]),)
         case _:
             return _NOTHING, _NOTHING
 

@@ -39,6 +39,11 @@ class Control:
     READ: Final = 3  # (READ, ref, request): answer with a Value
     UPLOAD: Final = 4  # (UPLOAD, buffer, spec, place): a new array from the frontend's bytes, see Place
     FENCE: Final = 5  # (FENCE, request): answer with a Value when all before it in the lane has finished
+    DEFINE: Final = 6  # (DEFINE, recording, *fields of a Template): remember what its runs do
+    FORGET: Final = 7  # (FORGET, recording): no run of it comes any more
+    # (RUN, recording, base, bindings, numbers): what the recording says; the last in its batch. It takes as many
+    # numbers in the lane as the recording has instructions.
+    RUN: Final = 8
 
 
 TICKET_BITS: Final = 40  # of a ticket: the lane that sends is above, the buffer that is received below

@@ -44,12 +44,14 @@ from ..protocol.messages import (
     Value,
 )
 from ..protocol.operations import BY_NUMBER, OPERATIONS, Operation
+from ..protocol.recordings import Template
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
 from .devices.base import COMPUTE, Device
 from .kernels import conform, decode_operand, kernel
-from .scoreboard import Scoreboard
+from .replay import Program, Run, carry_out
+from .scoreboard import Scoreboard, ticket_from
 from .transfers import FailedTicket, Transfers
 
 Handler = Callable[[int, Instruction], None]
@@ -83,6 +85,8 @@ class Executor:
         self._report_every = max(window // 4, 1)
         self._board = Scoreboard()
         self._parked: dict[int, Instruction] = {}
+        self._programs: dict[int, Program] = {}  # by recording
+        self._runs: dict[int, Run] = {}  # parked, or under way and waiting for a ticket; by the first number
         self._fences: deque[tuple[int, Instruction]] = deque()  # they wait for whatever is parked before them
         self._specs: dict[int, Spec | None] = {}  # by id; None stands for a small array that a kernel may allocate
         self._layouts: dict[int, Spec] = {}  # by id, all of them
@@ -107,14 +111,15 @@ class Executor:
         n, instructions = batch.first, batch.instructions
         if n <= self.executed:  # a part came before: the program was interrupted as it sent
             n, instructions = self.executed + 1, instructions[self.executed + 1 - n :]
-        handlers, board, recv = self._handlers, self._board, Control.RECV
+        handlers, board, recv, define = self._handlers, self._board, Control.RECV, Control.DEFINE
         looked = 0
         for instruction in instructions:
             if board and (now := time.monotonic_ns()) - looked > LOOK_NS:
                 interrupt()
                 looked = now
             self.executed = n
-            if board or instruction[0] == recv or self._ran is not None:
+            code = instruction[0]
+            if board or code == recv or self._ran is not None or (code >= define and code < CONTROLS):
                 self._careful(n, instruction)
             else:
                 try:
@@ -129,9 +134,12 @@ class Executor:
 
     def ticket(self, message: Ticket) -> None:
         """A ticket came: what waited for it may run."""
-        if self._transfers.arrived(message):
-            self._board.arrived(message.ticket)
-            self._release()
+        if not self._transfers.arrived(message):
+            return
+        self._board.arrived(message.ticket)
+        if self._runs:
+            self._go_on_with_runs()
+        self._release()
 
     def returned(self, loans: tuple[int, ...], by: int) -> None:
         """Lane `by` (-1: the frontend) has copied or dropped these loans."""
@@ -147,6 +155,7 @@ class Executor:
         """Nothing more comes from this worker, and it reads nothing any more."""
         self._transfers.peer_gone(lane, reason)
         self._board.lost(lane)
+        self._go_on_with_runs()
         self._release()
 
     def drain(self) -> None:
@@ -172,6 +181,9 @@ class Executor:
     def close(self) -> None:
         """The session has gone: so does everything it has here."""
         self._fence()
+        for recording in list(self._programs):
+            self._forget(recording)
+        self._runs.clear()
         self._board.clear()
         self._parked.clear()
         self._fences.clear()
@@ -192,6 +204,7 @@ class Executor:
     def counts(self) -> dict[str, int]:
         """How many of each thing the session holds here."""
         counts = {**self._store.counts(), "parked": len(self._parked), **self._transfers.counts()}
+        counts["recordings"] = len(self._programs)
         in_use = not (self.idle and self.device.idle)  # of anything, counted above or not
         return {**counts, "bytes": int(self.device.memory()["used"]), "in use": int(in_use)}
 
@@ -201,6 +214,9 @@ class Executor:
         """Run the instruction, or park it behind what it must follow."""
         if instruction[0] == Control.FENCE and self._board:
             self._fences.append((n, instruction))
+            return
+        if instruction[0] == Control.RUN:
+            self._begin_run(n, instruction)
             return
         reads, writes = accesses(instruction)
         tickets = (instruction[3],) if instruction[0] == Control.RECV else ()
@@ -215,15 +231,26 @@ class Executor:
         """Run what no longer has to wait."""
         resumed = []
         while (n := self._board.ready()) is not None:
-            self._run(n, self._parked.pop(n))
+            instruction = self._parked.pop(n)
+            if instruction[0] == Control.RUN:
+                run = self._runs[n]
+                run.handed_out = True
+                if not (run.over or self._go_on(run)):
+                    continue  # what depends on it goes on waiting
+                del self._runs[n]
+            else:
+                self._run(n, instruction)
             self._board.done(n)
             resumed.append(n)
-        if resumed and not self.device.inline:  # marks set before do not cover them
-            self._resumed.update(resumed)
-            self.device.notify(self.device.record(COMPUTE), ("resumed", *resumed))
+        self._note_resumed(resumed)
         while self._fences and self._board.through(self._fences[0][0]) >= self._fences[0][0]:
             self._run(*self._fences.popleft())
         self._settle()
+
+    def _note_resumed(self, resumed: list[int]) -> None:
+        if resumed and not self.device.inline:  # marks set before do not cover them
+            self._resumed.update(resumed)
+            self.device.notify(self.device.record(COMPUTE), ("resumed", *resumed))
 
     def _run(self, n: int, instruction: Instruction) -> None:
         start = time.monotonic_ns()
@@ -235,6 +262,64 @@ class Executor:
             self._record(n, start)
         if self._ran is not None and len(self._ran) >= TRACE_BATCH:
             self._send_trace(last=False)
+
+    # -- runs of recordings
+
+    def _define(self, recording: int, template: Template) -> None:
+        self._programs[recording] = Program(recording, template, self.device, self._store, self._transfers)
+
+    def _forget(self, recording: int) -> None:
+        self._programs.pop(recording).close()
+
+    def _begin_run(self, n: int, instruction: Instruction) -> None:
+        """Start a run, or park it behind what it must follow; park it, too, where a ticket is missing in it."""
+        program = self._programs[instruction[1]]
+        run = Run(program, n, instruction)
+        self.executed = n + program.count - 1
+        if self._board:
+            reads, writes = program.accesses(instruction)
+            if self._board.blocked(reads, writes):
+                self._parked[n], self._runs[n] = instruction, run
+                self._board.park(n, reads, writes)
+                return
+        if not self._go_on(run):
+            self._parked[n], self._runs[n] = instruction, run
+            self._board.park(n, *program.accesses(instruction), (ticket_from(-1, n),))  # only we can end this wait
+
+    def _go_on(self, run: Run) -> bool:
+        """As far as tickets let it; True when it is over."""
+        run.over = carry_out(run, self)
+        return run.over
+
+    def _go_on_with_runs(self) -> None:
+        """A ticket came: some runs may get further."""
+        for n, run in list(self._runs.items()):
+            if run.started and not run.over and not run.missing() and self._go_on(run):
+                if run.handed_out:
+                    del self._runs[n]
+                    self._board.done(n)
+                    self._note_resumed([n])
+                else:
+                    self._board.arrived(ticket_from(-1, n))
+
+    def one_of_run(self, run: Run, n: int, instruction: Instruction) -> None:
+        """Carry out one instruction of a run."""
+        if not run.program.specs.keys() <= self._layouts.keys():
+            self._learn(run.program.template.specs)
+        self._run(n, instruction)
+
+    def trouble_in_run(self, run: Run, n: int, instruction: Instruction, error: Exception) -> None:
+        """One instruction of a run raised."""
+        self._learn(run.program.template.specs)
+        self._trouble(n, instruction, error)
+
+    def take_of_run(self, ticket: int) -> None:
+        """A run takes in what this ticket brings."""
+        self._board.take((ticket,))
+
+    def record_of_run(self) -> Callable[[int, int], None] | None:
+        """While tracing, what notes that an instruction ran."""
+        return None if self._ran is None else self._record
 
     def _settle(self, mark: bool = True) -> None:
         """Note how far the lane has come, give back what is no longer read, send what failed in the queue."""
@@ -255,8 +340,13 @@ class Executor:
         return min(through, min(self._resumed) - 1) if self._resumed else through
 
     def report_completed(self, at_rest: bool) -> None:
-        """Send Completed if there is news and the worker is about to rest, or a quarter of the window is done."""
+        """Send Completed if there is news and the worker is about to rest, or a quarter of the window is done.
+
+        With something parked it is no rest: the ticket that is waited for comes for certain, or its sender's end does,
+        and then more will be done. A Completed for each would cost as much as the transfers themselves.
+        """
         through = self.through()
+        at_rest = at_rest and not self._parked
         if through - self._reported >= (1 if at_rest else self._report_every):
             self._reported = through
             self._report(Completed(self.lane, through))
@@ -332,7 +422,7 @@ class Executor:
         """The operation and what its operands are, for people."""
         code = instruction[0]
         if code < CONTROLS:
-            return ("free", "send", "recv", "read", "upload", "fence")[code]
+            return ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run")[code]
         refs = instruction[3] if code % 4 == GENERAL else instruction[3:]
         operands = []
         for ref in refs:
@@ -378,6 +468,8 @@ class Executor:
             Control.READ: lambda n, i: transfers.read(i[1], i[2]),
             Control.UPLOAD: upload,
             Control.FENCE: lambda n, i: transfers.fence(i[1]),
+            Control.DEFINE: lambda n, i: self._define(i[1], Template(*i[2:])),
+            Control.FORGET: lambda n, i: self._forget(i[1]),
         }
 
     def _operand(self, ref: Ref) -> Any:

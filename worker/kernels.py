@@ -6,6 +6,7 @@ of functions; the arrays are that module's own, except that generators draw on t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -31,6 +32,18 @@ def kernel(operation: Operation, xp: Any) -> Kernel:
     if operation.plain:
         return getattr(xp, operation.name)  # type: ignore[no-any-return]
     return _MAKERS[operation.kind](operation, xp)
+
+
+def prepared(operation: Operation, xp: Any, static: tuple[Any, ...]) -> Kernel:
+    """For an operation that is not plain, with its static values filled in: call `function(out, *operands)`.
+
+    `out` is what `kernel` says, but never None where there are outputs.
+    """
+    if operation.kind == "call":
+        function = functools.partial(getattr(xp, operation.name), **dict(zip(operation.static, static, strict=True)))
+        return _into_out(operation, function)
+    run = kernel(operation, xp)
+    return lambda out, *operands: run(out, operands, static)
 
 
 def conform(result: Any, spec: Spec) -> Any:
@@ -96,20 +109,28 @@ _NO_OUT: Final = frozenset(("sort", "argsort", "tril", "triu", "where"))
 _WIDER: Final = frozenset(("mean", "var", "std", "round"))  # compute wider than their results, and not when given `out`
 
 
-def _call(operation: Operation, xp: Any) -> Kernel:
-    function = getattr(xp, operation.name)
-    names = operation.static
+def _into_out(operation: Operation, function: Kernel) -> Kernel:
+    """NumPy's function, writing to `out`: by itself where it can and has the same bits so."""
     takes_out = operation.name not in _NO_OUT
     wider = operation.name in _WIDER
 
-    def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
-        named = dict(zip(names, static, strict=True))
-        if out is None:
-            return xp.asarray(function(*operands, **named))
+    def call(out: Any, *operands: Any, **named: Any) -> Any:
         if takes_out and not (wider and (out.dtype.kind not in "fc" or out.dtype.char == "e")):
             return function(*operands, **named, out=out)
         out[...] = function(*operands, **named)
         return out
+
+    return call
+
+
+def _call(operation: Operation, xp: Any) -> Kernel:
+    function = getattr(xp, operation.name)
+    names = operation.static
+    into_out = _into_out(operation, function)
+
+    def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
+        named = dict(zip(names, static, strict=True))
+        return xp.asarray(function(*operands, **named)) if out is None else into_out(out, *operands, **named)
 
     return run
 

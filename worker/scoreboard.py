@@ -26,7 +26,7 @@ from collections import OrderedDict
 from typing import Final
 
 from ..protocol.errors import InterlockError
-from ..protocol.messages import TICKET_BITS
+from ..protocol.messages import NEXT_OUTPUT, TICKET_BITS
 
 ORDERED: Final = -1  # no buffer has this id
 
@@ -52,7 +52,8 @@ def ticket_from(peer: int, number: int) -> int:
 
 def peer_of(ticket: int) -> int:
     """The peer that a ticket comes from."""
-    return ticket >> _NUMBER_BITS
+    # A run numbers its tickets above the peers' bits.
+    return ticket >> _NUMBER_BITS if ticket < NEXT_OUTPUT else ticket % NEXT_OUTPUT >> _NUMBER_BITS
 
 
 class _Parked:

@@ -184,6 +184,10 @@ class Transfers:
         self._tickets[message.ticket] = message
         return True
 
+    def has(self, ticket: int, source: int) -> bool:
+        """Whether `receive` can be called: the ticket is here, or it never comes."""
+        return ticket in self._tickets or source in self._gone
+
     def receive(self, buffer: int, spec: Spec, ticket: int, source: int) -> None:
         """Make `buffer` from what the ticket names.
 

@@ -1,0 +1,404 @@
+"""Recording: instructions are taken down instead of being sent, and made into one template for each lane.
+
+A `Tape` diverts what its thread issues; other threads go on as before. `Recording` is what comes of it: what each
+worker does in a run, what a run must bring along, and how its results are found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..protocol.accesses import outputs
+from ..protocol.errors import InterlockError
+from ..protocol.messages import CONTROLS, GENERAL, NEXT_OUTPUT, TICKET_BITS, Control, Instruction, Ref
+from ..protocol.operations import BY_NUMBER
+from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, bind, refs_of, rewritten
+from ..protocol.specs import Spec
+from .infer import GENERATOR, scalar_ref
+from .issue import Handle
+from .numbers import Number
+from .plan import Temporary, plan
+from .sites import Site, describe
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .session import Session
+
+_get_ident = threading.get_ident
+NOWHERE: Final = Handle()  # the base of handles whose arrays never were
+
+
+class CaptureError(InterlockError):
+    """A function does what cannot be replayed; the text says what, and what to do instead."""
+
+
+class Taken(NamedTuple):
+    """One instruction on the tape."""
+
+    lane: int
+    instruction: Instruction
+    site: Site | None
+
+
+class _Batch(list[Any]):
+    """A lane's batch while a tape runs: what its thread appends goes onto the tape."""
+
+    def __init__(self, tape: Tape, lane: Lane, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
+        self.tape = tape
+        self.lane = lane
+
+    def append(self, instruction: Instruction) -> None:
+        if _get_ident() == self.tape.thread:
+            self.tape.take(self.lane, instruction)
+        else:
+            list.append(self, instruction)
+
+
+class _Sites(list[Any]):
+    """The sites of the same."""
+
+    def __init__(self, tape: Tape, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
+        self.tape = tape
+
+    def append(self, site: Site | None) -> None:
+        if _get_ident() == self.tape.thread:
+            self.tape.sites.append(site)
+        else:
+            list.append(self, site)
+
+
+class _Dropped(deque[int]):
+    """The lane's dropped buffers while a tape runs: those made on the tape never were."""
+
+    def __init__(self, tape: Tape, items: Iterable[int] = ()) -> None:
+        super().__init__(items)
+        self.tape = tape
+
+    def append(self, buffer: int) -> None:
+        if buffer in self.tape.made:
+            self.tape.gone.add(buffer)
+        else:
+            super().append(buffer)
+
+
+class Tape:
+    """What one thread issues in a session from `begin` to `end`."""
+
+    def __init__(self, session: Session, arrays: list[Handle], name: str) -> None:
+        """`arrays` are those that the function is given; any other is refused where it is used."""
+        self.session = session
+        self.thread = _get_ident()
+        self.name = name
+        self.instructions: list[tuple[int, Instruction]] = []
+        self.sites: list[Site | None] = []
+        self.made: dict[int, int] = {}  # buffer -> which instruction
+        self.gone: set[int] = set()  # made here, and their handles have gone
+        self.pins: set[int] = set()
+        self.specs: dict[int, Spec] = {}
+        self._given = {buffer_of(array._ref) for array in arrays}
+
+    def begin(self) -> None:
+        with self.session.lock:
+            self.session.tape = self
+            for lane in self.session.lanes:
+                lane.batch, lane.sites = _Batch(self, lane, lane.batch), _Sites(self, lane.sites)
+                lane.dropped = _Dropped(self, lane.dropped)
+
+    def end(self) -> None:
+        with self.session.lock:
+            self.session.tape = None
+            for lane in self.session.lanes:
+                lane.batch, lane.sites = list(lane.batch), list(lane.sites)
+                lane.dropped = deque(lane.dropped)
+
+    def lists(self, lane: Lane) -> tuple[list[Any], list[Any]]:
+        """New empty ones for a lane that has just sent its batch."""
+        return _Batch(self, lane), _Sites(self)
+
+    def take(self, lane: Lane, instruction: Instruction) -> None:
+        """An instruction was issued."""
+        for ref in refs_of(instruction):
+            buffer = buffer_of(ref)
+            if buffer is not None and buffer not in self.made and buffer not in self._given:
+                raise CaptureError(
+                    f"{self.name} uses an array that it is not given: while it is captured, arrays come as arguments, "
+                    f"or from the variables that it reads itself; pass this one as an argument"
+                )
+        place = len(self.instructions)
+        for buffer, id in outputs(instruction):
+            self.made[buffer] = place
+            self.specs[id] = lane.known[id]
+        self.instructions.append((lane.index, instruction))
+
+    def slots(self) -> dict[int, int]:
+        """A slot for each buffer that was made; they count from 1."""
+        return {buffer: slot for slot, buffer in enumerate(self.made, 1)}
+
+    def refuse(self, what: str) -> None:
+        """Raise for something that cannot be recorded."""
+        raise CaptureError(f"{what} while {self.name} is captured: {_INSTEAD[what]}")
+
+    def escaped(self, results: set[int]) -> str | None:
+        """The line that made an array which is still held, though it is no result; None if there is none."""
+        alive = [buffer for buffer in self.made if buffer not in self.gone and buffer not in results]
+        return describe(self.sites[self.made[alive[0]]]) if alive else None
+
+
+_INSTEAD: Final = {
+    "a value is read": "return the array and read it outside, or pass the number as an argument",
+    "a NumPy array is sent to a device": "make it with interlock.asarray outside, and pass it as an argument",
+}
+
+
+def buffer_of(ref: Ref) -> int | None:
+    """The buffer behind an operand on the tape; None for a scalar."""
+    if type(ref) is int:
+        return ref
+    return ref[0] if type(ref) is tuple and len(ref) == 5 else None
+
+
+class Part(NamedTuple):
+    """What one lane has of a recording."""
+
+    lane: int
+    template: Template
+    bindings: tuple[tuple[int, bool], ...]  # (which array among the arguments, whether it is a whole buffer)
+    numbers: tuple[Number, ...]
+    sites: tuple[Site | None, ...]
+    weight: int  # bytes of large results
+
+
+class Recording:
+    """A captured function's instructions under one key."""
+
+    def __init__(self, tape: Tape, arrays: list[Handle], results: set[int], big: int) -> None:
+        """`results` are buffers, made on the tape or given, that outlive the run; `big`: from how many bytes on."""
+        self.session = tape.session
+        self.id = next(tape.session.recordings)
+        self.slots = tape.slots()
+        if len(self.slots) > MOST_MADE:
+            raise CaptureError(
+                f"{tape.name} makes {len(self.slots)} arrays, and a recording may make {MOST_MADE}: capture parts of it"
+            )
+        self._groups = _groups(arrays)
+        taken = [Taken(lane, each, site) for (lane, each), site in zip(tape.instructions, tape.sites, strict=True)]
+        bindings: dict[int, dict[int, int]] = {}  # lane -> group -> place among its bindings
+        numbers: dict[int, list[Number]] = {}
+        self.issued = [
+            Taken(
+                each.lane,
+                self._relative(each.instruction, bindings.setdefault(each.lane, {}), numbers.setdefault(each.lane, [])),
+                each.site,
+            )
+            for each in taken
+        ]
+        self.specs = tape.specs
+        kept = {self.slots[buffer] for buffer in results if buffer in self.slots}
+        self.parts = [
+            self._part(lane, kept, tuple(bindings[lane]), tuple(numbers[lane]), big) for lane in sorted(bindings)
+        ]
+
+    # -- making
+
+    def _relative(self, instruction: Instruction, bindings: dict[int, int], numbers: list[Number]) -> Instruction:
+        """The instruction with slots."""
+
+        def ref(operand: Any) -> Ref:
+            if isinstance(operand, Number):
+                numbers.append(operand)
+                return (NUMBER, len(numbers) - 1, 0)
+            buffer = buffer_of(operand)
+            if buffer is None:
+                return operand  # type: ignore[no-any-return]
+            slot = self.slots.get(buffer)
+            if slot is not None:
+                return slot if type(operand) is int else (slot, *operand[1:])
+            group, start = self._groups[buffer]
+            place = -1 - bindings.setdefault(group, len(bindings))
+            if type(operand) is int:
+                if start is not None:
+                    raise CaptureError("an array is used of which the captured function is given only a view: pass it")
+                return place
+            return (place, operand[1] - (start or 0), *operand[2:])
+
+        return rewritten(
+            instruction,
+            ref,
+            lambda buffer: self.slots.get(buffer, 0),
+            lambda ticket: (
+                ((ticket >> TICKET_BITS) << TICKET_BITS) + self.slots[ticket & ((1 << TICKET_BITS) - 1)] * NEXT_OUTPUT
+            ),
+        )
+
+    def _part(self, lane: int, kept: set[int], groups: tuple[int, ...], numbers: tuple[Number, ...], big: int) -> Part:
+        mine = _late_receives([each for each in self.issued if each.lane == lane])
+        made: dict[int, tuple[int, int]] = {}  # slot -> (which instruction, spec)
+        last: dict[int, int] = {}
+        lent: set[int] = set()  # sent from here, or received: their memory is theirs alone
+        for at, each in enumerate(mine):
+            for slot, id in outputs_of(each.instruction):
+                made[slot] = (at, id)
+                last[slot] = at
+            for operand in refs_of(each.instruction):
+                slot = buffer_of(operand) or 0
+                if slot > 0:
+                    last[slot] = at
+                    if each.instruction[0] == Control.SEND:
+                        lent.add(slot)
+            if each.instruction[0] == Control.RECV:
+                lent.add(each.instruction[1])
+        mine, moved = _with_frees(mine, {slot: at for slot, at in last.items() if slot not in kept})
+        temporaries = []
+        for slot, (at, id) in made.items():
+            spec = self.specs[id]
+            if slot not in kept and slot not in lent and spec is not GENERATOR:
+                instead = self._instead(mine, moved[at], slot, spec, made, last, moved)
+                temporaries.append(Temporary(slot, spec.nbytes, moved[at], moved[last[slot]], instead))
+        places, planned = plan(sorted(temporaries, key=lambda each: each.first))
+        used = {id for _, id in made.values()}
+        specs = tuple([(id, s.shape, s.dtype.str, s.strides) for id in sorted(used) if (s := self.specs[id])])
+        nbytes = [self.specs[id].nbytes for slot, (_, id) in made.items() if slot not in places]
+        template = Template(
+            specs,
+            len(groups),
+            tuple([each.instruction for each in mine]),
+            tuple(sorted(slot for slot in kept if slot in made)),
+            tuple(places.items()),
+            planned,
+        )
+        bindings = tuple([self._binding(group) for group in groups])
+        return Part(
+            lane, template, bindings, numbers, tuple([each.site for each in mine]), sum(n for n in nbytes if n >= big)
+        )
+
+    def _instead(
+        self,
+        mine: list[Taken],
+        at: int,
+        slot: int,
+        spec: Spec,
+        made: dict[int, tuple[int, int]],
+        last: dict[int, int],
+        moved: dict[int, int],
+    ) -> int:
+        """An operand whose place the result may take: its last use, the same layout, element by element."""
+        instruction = mine[at].instruction
+        code = instruction[0]
+        if code < CONTROLS or not BY_NUMBER[code // 4].plain or BY_NUMBER[code // 4].name == "matmul":
+            return 0
+        operands = [each for each in refs_of(instruction) if buffer_of(each) is not None]
+        for operand in operands:
+            if type(operand) is not int or operand <= 0 or moved[last[operand]] != at:
+                continue
+            others = [other for other in operands if buffer_of(other) == operand and other != operand]
+            if self.specs[made[operand][1]] is spec and not others:
+                return operand
+        return 0
+
+    def _binding(self, group: int) -> tuple[int, bool]:
+        for place, start in self._groups.values():
+            if place == group:
+                return group, start is None
+        raise AssertionError(group)
+
+    # -- running
+
+    def bindings(self, part: Part, arrays: list[Handle]) -> tuple[Binding, ...]:
+        """Where the arrays of this run lie that a lane is given."""
+        return tuple(
+            [
+                arrays[place]._ref if whole else arrays[place]._ref[:2]  # type: ignore[index]
+                for place, whole in part.bindings
+            ]
+        )
+
+    def difference(self, other: Recording) -> str | None:
+        """The first instruction in which another recording of the same function differs, in words."""
+        for one, two in zip(self.issued, other.issued, strict=False):
+            if (one.lane, _comparable(one.instruction)) != (two.lane, _comparable(two.instruction)):
+                return f"{describe(one.site)} before, {describe(two.site)} now"
+        if len(self.issued) != len(other.issued):
+            return f"{len(self.issued)} instructions before, {len(other.issued)} now"
+        return None
+
+
+def _comparable(instruction: Instruction) -> str:
+    return repr(instruction)
+
+
+def _groups(arrays: list[Handle]) -> dict[int, tuple[int, int | None]]:
+    """By buffer: the array that stands for it, and from where its offsets count (None: it is the whole buffer)."""
+    groups: dict[int, tuple[int, int | None]] = {}
+    for place, array in enumerate(arrays):
+        ref = array._ref
+        if type(ref) is int:
+            groups[ref] = (place, None)
+        else:
+            groups.setdefault(ref[0], (place, ref[1]))  # type: ignore[index]
+    return groups
+
+
+def outputs_of(instruction: Instruction) -> list[tuple[int, int]]:
+    """(slot, spec) of what an instruction of a template makes."""
+    code = instruction[0]
+    if code == Control.RECV:
+        return [(instruction[1], instruction[2])]
+    if code < CONTROLS:
+        return []
+    if code % 4 == GENERAL:
+        return [(instruction[1] + place, id) for place, id in enumerate(instruction[2])]
+    return [(instruction[1], instruction[2])]
+
+
+def _late_receives(mine: list[Taken]) -> list[Taken]:
+    """Each receive directly before what needs it first, so that nothing else waits for its ticket."""
+    waiting: dict[int, Taken] = {}
+    order: list[Taken] = []
+    for each in mine:
+        if each.instruction[0] == Control.RECV:
+            waiting[each.instruction[1]] = each
+            continue
+        for operand in refs_of(each.instruction):
+            received = waiting.pop(buffer_of(operand) or 0, None)
+            if received is not None:
+                order.append(received)
+        order.append(each)
+    return order + list(waiting.values())
+
+
+def _with_frees(mine: list[Taken], last: dict[int, int]) -> tuple[list[Taken], dict[int, int]]:
+    """With a free after the last use of each slot; and where each instruction has come to stand."""
+    ending: dict[int, list[int]] = {}
+    for slot, at in last.items():
+        ending.setdefault(at, []).append(slot)
+    order: list[Taken] = []
+    moved: dict[int, int] = {}
+    for at, each in enumerate(mine):
+        moved[at] = len(order)
+        order.append(each)
+        if at in ending:
+            order.append(Taken(each.lane, (Control.FREE, *ending[at]), each.site))
+    return order, moved
+
+
+def number_refs(numbers: tuple[Number, ...], arguments: list[Any]) -> tuple[Ref, ...]:
+    """The numbers of a run, as instructions carry them."""
+    found = []
+    for number in numbers:
+        value = number.evaluate(arguments)
+        if type(value) is not type(number.value):
+            raise TypeError("another type")
+        found.append(scalar_ref(value))
+    return tuple(found)  # type: ignore[arg-type]
+
+
+def bound_instructions(
+    part: Part, base: int, bindings: tuple[Binding, ...], numbers: tuple[Ref, ...]
+) -> list[Instruction]:
+    """What a run does in this lane, instruction by instruction."""
+    return [bind(each, base, bindings, numbers) for each in part.template.instructions]

@@ -1,0 +1,484 @@
+"""Runs of recordings on a worker: a lane's part of a captured function, made ready once and carried out many times.
+
+What a run does is what its instructions do in their order, as `protocol/recordings.py` binds them; that is how a
+device with queues runs them, and how any run goes on once an operand has failed. Where kernels run inline there is a
+short way with the same results: operands are places in one list, temporaries lie in memory planned for them, and a
+step is one call. Either way a run stops where a ticket has not come yet, and goes on later from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..protocol.accesses import recording_buffer
+from ..protocol.errors import OutOfDeviceMemory
+from ..protocol.messages import ARRAYS, CONTROLS, GENERAL, SCALAR_LEFT, Control, Instruction
+from ..protocol.operations import BY_NUMBER, Operation
+from ..protocol.recordings import Binding, Template, bind, bound, made, refs_of
+from ..protocol.specs import Spec
+from ..protocol.specs import spec as spec_of
+from .buffers import Store
+from .devices.base import Device
+from .kernels import decode_operand, kernel, prepared
+from .transfers import Transfers
+
+Step = Callable[[], object]
+
+
+class Program:
+    """A recording's part on this worker."""
+
+    def __init__(self, recording: int, template: Template, device: Device, store: Store, transfers: Transfers) -> None:
+        self.recording = recording
+        self.template = template
+        self.specs: dict[int, Spec] = {}
+        for id, shape, dtype, strides in template.specs:
+            self.specs[id] = spec_of(tuple(shape), np.dtype(dtype), tuple(strides))
+        self.count = len(template.instructions)
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for instruction in template.instructions:
+            for slot, written in _slots(instruction):
+                if slot < 0:
+                    (writes if written else reads).add(-1 - slot)
+        self._reads, self._writes = sorted(reads), sorted(writes)
+        self._order = recording_buffer(recording)
+        # By position: the ticket (relative to the run) that the instruction there takes, and from which lane.
+        self.tickets = {
+            at: (each[3], each[4]) for at, each in enumerate(template.instructions) if each[0] == Control.RECV
+        }
+        self._device, self._store, self.transfers = device, store, transfers
+        self._fast: FastProgram | None = None
+        self._tried = not device.inline
+
+    def accesses(self, run: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(read, written) buffers of a run; what it changes in part is in both."""
+        _, _, base, bindings, _ = run
+        names = [each if type(each) is int else each[0] for each in bindings]
+        writes = [names[place] for place in self._writes]
+        writes += [made(base, slot) for slot in self.template.kept]
+        return tuple([names[place] for place in (*self._reads, *self._writes)]), (*writes, self._order)
+
+    def fast(self) -> FastProgram | None:
+        """The short way, if there is one here."""
+        if not self._tried:
+            self._tried = True
+            with contextlib.suppress(OutOfDeviceMemory):  # else runs allocate as they go: what does not fit fails
+                self._fast = FastProgram(self, self._device, self._store, self.transfers)
+        return self._fast
+
+    def close(self) -> None:
+        if self._fast is not None:
+            self._fast.close()
+            self._fast = None
+
+
+class Run:
+    """One run under way: how far it has come."""
+
+    __slots__ = ("at", "base", "bindings", "first", "handed_out", "numbers", "over", "program", "started", "swift")
+
+    def __init__(self, program: Program, n: int, run: Instruction) -> None:
+        self.program = program
+        self.first = n
+        _, _, self.base, self.bindings, self.numbers = run
+        self.at = 0  # the next instruction
+        self.started = False
+        self.swift: FastProgram | None = None  # the short way, while the run is on it
+        self.over = False
+        self.handed_out = False  # it was parked, and all that it must follow is done
+
+    def instruction(self, at: int) -> Instruction:
+        """The instruction there, as this run carries it out."""
+        return bind(self.program.template.instructions[at], self.base, self.bindings, self.numbers)
+
+    def missing(self) -> bool:
+        """Whether the next instruction has to wait for a ticket."""
+        wanted = self.program.tickets.get(self.at)
+        return wanted is not None and not self.program.transfers.has(self.base + wanted[0], wanted[1])
+
+    def waits(self, executor: Executor) -> bool:
+        """Whether the next instruction has to wait for a ticket; if it need not, the ticket is taken."""
+        wanted = self.program.tickets.get(self.at)
+        if wanted is None:
+            return False
+        ticket = self.base + wanted[0]
+        if not self.program.transfers.has(ticket, wanted[1]):
+            return True
+        executor.take_of_run(ticket)
+        return False
+
+
+class FastProgram:
+    """The short way through a recording on an inline device.
+
+    Its results, bits and layouts, are those of the instructions one by one. What it leaves out, and why it may:
+    - no names for temporaries: nobody outside the run can ask for them;
+    - no look-ups of memory for these either: they lie at planned places of one block, written again in every run.
+      That is safe as they are never lent: what is sent, or kept after the run, has memory of its own in each run;
+    - no check whether operands failed: an exception tells, and the run goes on one instruction at a time from there.
+    """
+
+    def __init__(self, program: Program, device: Device, store: Store, transfers: Transfers) -> None:
+        self._program = program
+        self._device, self._store, self._transfers = device, store, transfers
+        template = program.template
+        self._values: list[Any] = []  # what steps work on, by place
+        self._places: dict[Any, int] = {}  # reference in the template -> its place in values
+        self._of_slot: dict[int, list[tuple[int, Any]]] = {}  # slot -> (place, view or None) of all that look into it
+        self._numbers: list[tuple[int, int]] = []  # (place, which number)
+        self._roots: list[Any] = [None] * template.inputs  # what each binding was in the last run
+        self._offsets: list[int] = [0] * template.inputs
+        self.base = 0
+        self.bindings: tuple[Binding, ...] = ()
+        self.numbers: tuple[Any, ...] = ()
+        self._planned = dict(template.places)
+        self._layouts: dict[int, Spec] = {}
+        self._block: Any = device.alloc(template.planned) if template.planned else None
+        for instruction in template.instructions:
+            self._note_layouts(instruction)
+        steps: list[Step] = [self._step(instruction) for instruction in template.instructions]
+        # From the beginning, and from wherever a ticket is taken: the steps until the next such place.
+        stops = sorted({0, *program.tickets, program.count})
+        self.until = {at: steps[at:stop] for at, stop in itertools.pairwise(stops)}
+
+    def close(self) -> None:
+        self.until.clear()
+        self._values.clear()
+        self._roots.clear()
+        if self._block is not None:
+            self._device.retire(self._block)
+            self._block = None
+
+    # -- a run
+
+    def begin(self, run: Run) -> None:
+        """Take in what this run is given.
+
+        Raises:
+            Unavailable: one of its inputs has failed.
+        """
+        self.base, self.bindings, self.numbers = run.base, run.bindings, run.numbers
+        arrays, roots, offsets = self._store.arrays, self._roots, self._offsets
+        for place, binding in enumerate(run.bindings):
+            if type(binding) is int:
+                root, offset = arrays[binding], 0
+            else:
+                root, offset = arrays[binding[0]], binding[1]
+            if root is not roots[place] or offset != offsets[place]:
+                roots[place], offsets[place] = None, offset
+                self._look_again(-1 - place)
+                roots[place] = root
+        for place, number in self._numbers:
+            self._values[place] = decode_operand(run.numbers[number])
+
+    def keep(self, run: Run, at: int) -> None:
+        """Name the temporaries that are there before instruction `at`: from there on, one instruction at a time."""
+        there: set[int] = set()
+        for instruction in self._program.template.instructions[:at]:
+            there.update(slot for slot, _ in _made(instruction) if slot in self._planned)
+            if instruction[0] == Control.FREE:
+                there.difference_update(instruction[1:])
+        for slot in there:
+            self._store.arrays[made(run.base, slot)] = self._planned_array(slot, None)
+
+    # -- making ready
+
+    def _note_layouts(self, instruction: Instruction) -> None:
+        for slot, id in _made(instruction):
+            self._layouts[slot] = self._program.specs[id]
+
+    def _place(self, ref: Any) -> int:
+        """Where in `values` an operand is; a scalar stands there for good."""
+        kind = type(ref)
+        if kind is int or len(ref) == 5:
+            found = self._places.get(ref)
+            if found is None:
+                found = self._places[ref] = len(self._values)
+                self._values.append(None)
+                slot, view = (ref, None) if kind is int else (ref[0], ref[1:])
+                self._of_slot.setdefault(slot, []).append((found, view))
+                if slot in self._planned:
+                    self._values[found] = self._planned_array(slot, view)
+            return found
+        self._values.append(None)
+        place = len(self._values) - 1
+        if len(ref) == 3:
+            self._numbers.append((place, ref[1]))
+        else:
+            self._values[place] = decode_operand(ref)
+        return place
+
+    def _planned_array(self, slot: int, view: Any) -> Any:
+        at, spec = self._planned[slot], self._layouts[slot]
+        if view is None:
+            return self._device.view(self._block, spec.shape, spec.dtype, at, spec.strides)
+        offset, shape, strides, dtype = view
+        return self._device.view(self._block, shape, np.dtype(dtype), at + offset, strides)
+
+    def _look_again(self, slot: int) -> None:
+        """Find the arrays of a slot whose memory is another now."""
+        values, arrays = self._values, self._store.arrays
+        for place, view in self._of_slot.get(slot, ()):
+            ref = slot if view is None else (slot, *view)
+            values[place] = arrays[bound(ref, self.base, self.bindings, ())]
+
+    def _step(self, instruction: Instruction) -> Step:
+        code = instruction[0]
+        if code < CONTROLS:
+            return self._control(instruction)
+        operation = BY_NUMBER[code // 4]
+        if code % 4 == GENERAL:
+            _, out, ids, refs, static, into = instruction
+        else:
+            _, out, id, *operands = instruction
+            ids, static, into = (id,), (), None
+            if code % 4 == ARRAYS:
+                refs = tuple(operands)
+            elif code % 4 == SCALAR_LEFT:
+                refs = ((operands[0],), operands[1])
+            else:
+                refs = (operands[0], (operands[1],))
+        slots = [out + i for i in range(len(ids))]
+        if operation.name == "rng_new":
+            return self._new_generator(operation, static, slots[0])
+        places = [self._place(ref) for ref in refs]
+        written = operation.writes[operation.kind == "random" :]  # a generator is never lent
+        targets = [refs[place] for place in written] + ([] if into is None else [into])
+        own = all(self._is_planned(ref) for ref in targets)
+        if into is not None:
+            call = self._call(operation, static, places, [self._place(into)])
+        elif slots:
+            call = self._call(operation, static, places, [self._place(slot) for slot in slots])
+        else:
+            call = self._call(operation, static, places, [])
+        fresh = [slot for slot in slots if slot not in self._planned]
+        if not fresh and own:
+            return call
+        if fresh:
+            return self._making(call, fresh)
+        return self._writing(operation, static, places, written, targets, into is not None)
+
+    def _is_planned(self, ref: Any) -> bool:
+        return (ref if type(ref) is int else ref[0]) in self._planned
+
+    def _call(self, operation: Operation, static: tuple[Any, ...], places: list[int], outs: list[int]) -> Step:
+        """The kernel on operands in their places."""
+        v = self._values
+        if operation.plain:
+            function = kernel(operation, self._device.xp)
+            (o,) = outs
+            if all(self._is_fixed(place) for place in (*places, o)):
+                return functools.partial(function, *[v[place] for place in places], v[o])
+            if len(places) == 1:
+                (a,) = places
+                return lambda: function(v[a], v[o])
+            a, b = places
+            return lambda: function(v[a], v[b], v[o])
+        call = prepared(operation, self._device.xp, static)
+        fixed = outs and all(self._is_fixed(place) for place in (*places, *outs))
+        if len(outs) > 1:
+            return lambda: call(tuple([v[o] for o in outs]), *[v[place] for place in places])
+        if not outs:
+            return lambda: call(None, *[v[place] for place in places])
+        (o,) = outs
+        if fixed:
+            return functools.partial(call, v[o], *[v[place] for place in places])
+        if len(places) == 1:
+            (a,) = places
+            return lambda: call(v[o], v[a])
+        if len(places) == 2:
+            a, b = places
+            return lambda: call(v[o], v[a], v[b])
+        return lambda: call(v[o], *[v[place] for place in places])
+
+    def _is_fixed(self, place: int) -> bool:
+        """What stands there is the same in every run."""
+        return self._values[place] is not None
+
+    def _making(self, call: Step, slots: list[int]) -> Step:
+        """First memory of their own for results that are sent or kept."""
+        store = self._store
+        wanted = [(slot, self._layouts[slot], self._of_slot[slot]) for slot in slots]
+        values, look_again = self._values, self._look_again
+
+        def step() -> None:
+            for slot, spec, places in wanted:
+                array = store.create(made(self.base, slot), spec)
+                if len(places) == 1 and places[0][1] is None:
+                    values[places[0][0]] = array
+                else:
+                    look_again(slot)
+            call()
+
+        return step
+
+    def _writing(
+        self,
+        operation: Operation,
+        static: tuple[Any, ...],
+        places: list[int],
+        written: tuple[int, ...],
+        targets: list[Any],
+        into: bool,
+    ) -> Step:
+        """What writes to memory that may be lent: it moves away first. What is only read is read where it was."""
+        v, store = self._values, self._store
+        plain = operation.plain
+        call = kernel(operation, self._device.xp) if plain else prepared(operation, self._device.xp, static)
+        pairs = [(ref, self._place(ref), type(ref) is int and (into or operation.name == "assign")) for ref in targets]
+
+        def writable(ref: Any, place: int, overwrites: bool) -> Any:
+            if self._is_planned(ref):
+                return v[place]
+            real = bound(ref, self.base, self.bindings, ())
+            buffer = real if type(real) is int else real[0]  # type: ignore[index]
+            before = store.arrays[buffer]
+            array = store.writable(real, overwrites)
+            if store.arrays[buffer] is not before:
+                self._moved(ref)
+            return array
+
+        def step() -> None:
+            values = [v[place] for place in places]
+            found = [writable(*pair) for pair in pairs]
+            for place, array in zip(written, found, strict=False):
+                values[place] = array
+            out = found[-1] if into else None
+            if plain:
+                call(*values, out)
+            else:
+                call(out, *values)
+
+        return step
+
+    def _moved(self, ref: Any) -> None:
+        slot = ref if type(ref) is int else ref[0]
+        self._look_again(slot)
+        if slot < 0:
+            binding = self.bindings[-1 - slot]
+            self._roots[-1 - slot] = self._store.arrays[binding if type(binding) is int else binding[0]]  # type: ignore[index]
+
+    def _new_generator(self, operation: Operation, static: tuple[Any, ...], slot: int) -> Step:
+        make = kernel(operation, self._device.xp)
+        place, arrays = self._place(slot), self._store.arrays
+
+        def step() -> None:
+            arrays[made(self.base, slot)] = self._values[place] = make(None, (), static)
+
+        return step
+
+    def _control(self, instruction: Instruction) -> Step:
+        code = instruction[0]
+        store, transfers = self._store, self._transfers
+        if code == Control.SEND:
+            _, ref, ticket, target = instruction
+            return lambda: transfers.send(bound(ref, self.base, self.bindings, ()), self.base + ticket, target)
+        if code == Control.RECV:
+            _, slot, id, ticket, source = instruction
+            spec = self._program.specs[id]
+
+            def receive() -> None:
+                transfers.receive(made(self.base, slot), spec, self.base + ticket, source)
+                self._look_again(slot)
+
+            return receive
+        named = [slot for slot in instruction[1:] if slot not in self._planned]
+
+        def free() -> None:
+            for slot in named:
+                store.drop(made(self.base, slot))
+
+        return free
+
+
+class Executor(Protocol):
+    """What a run needs of the executor whose lane it runs in."""
+
+    def one_of_run(self, run: Run, n: int, instruction: Instruction) -> None: ...
+
+    def take_of_run(self, ticket: int) -> None: ...
+
+    def trouble_in_run(self, run: Run, n: int, instruction: Instruction, error: Exception) -> None: ...
+
+    def record_of_run(self) -> Callable[[int, int], None] | None: ...
+
+
+def carry_out(run: Run, executor: Executor) -> bool:
+    """Go on with a run as far as tickets let it; True when it is over."""
+    if not run.started:
+        run.started = True
+        run.swift = run.program.fast()
+        if run.swift is not None:
+            try:
+                run.swift.begin(run)
+            except Exception:  # an input has failed: one instruction at a time, so that only what needs it fails
+                run.swift = None
+    if run.swift is not None and not _swiftly(run, run.swift, executor):
+        return False
+    while run.at < run.program.count:
+        if run.waits(executor):
+            return False
+        executor.one_of_run(run, run.first + run.at, run.instruction(run.at))
+        run.at += 1
+    return True
+
+
+def _swiftly(run: Run, fast: FastProgram, executor: Executor) -> bool:
+    """As far as the short way leads; False where a ticket is missing."""
+    at, record = run.at, executor.record_of_run()
+    try:
+        while at < run.program.count:
+            run.at = at  # the beginning, or where a ticket is taken
+            if run.waits(executor):
+                return False
+            for step in fast.until[at]:
+                if record is None:
+                    step()
+                else:
+                    began = time.monotonic_ns()
+                    step()
+                    record(run.first + at, began)
+                at += 1
+    except Exception as error:
+        fast.keep(run, at)
+        executor.trouble_in_run(run, run.first + at, run.instruction(at), error)
+        run.at, run.swift = at + 1, None
+        return True
+    run.at = at
+    return True
+
+
+def _slots(instruction: Instruction) -> list[tuple[int, bool]]:
+    """The slots that an instruction looks into, each with whether it writes there."""
+    refs = refs_of(instruction)
+    written: set[int] = set()
+    if instruction[0] >= CONTROLS and instruction[0] % 4 == GENERAL:
+        written.update(BY_NUMBER[instruction[0] // 4].writes)
+        if instruction[5] is not None:
+            written.add(len(refs) - 1)
+    found = []
+    for place, ref in enumerate(refs):
+        if type(ref) is int:
+            found.append((ref, place in written))
+        elif len(ref) == 5:  # type: ignore[arg-type]
+            found.append((ref[0], place in written))  # type: ignore[index]
+    return found
+
+
+def _made(instruction: Instruction) -> list[tuple[int, int]]:
+    """(slot, spec) of what an instruction makes."""
+    code = instruction[0]
+    if code == Control.RECV:
+        return [(instruction[1], instruction[2])]
+    if code < CONTROLS:
+        return []
+    ids = instruction[2] if code % 4 == GENERAL else (instruction[2],)
+    return [(instruction[1] + i, id) for i, id in enumerate(ids)]
