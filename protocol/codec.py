@@ -47,7 +47,7 @@ def decode(data: bytes) -> Message:
         raise ProtocolError(f"not a message of this protocol ({type(error).__name__}: {error})") from None
     if len(fields) != len(allowed):
         raise ProtocolError(f"{cls.__name__} has {len(allowed)} fields, the message has {len(fields)}")
-    for name, value, types in zip(cls._fields, fields, allowed, strict=True):
-        if types is not None and type(value) not in types:
-            raise ProtocolError(f"{cls.__name__}.{name} cannot be a {type(value).__name__}")
-    return cls(*fields)
+    for place, types in enumerate(allowed):
+        if types is not None and type(fields[place]) not in types:
+            raise ProtocolError(f"{cls.__name__}.{cls._fields[place]} cannot be a {type(fields[place]).__name__}")
+    return cls._make(fields)
