@@ -109,9 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows))
     print("\nnot measured:")
     for budget, why in unmeasured:
-        print(f"  {budget.what} ({budget}): {why}")
+        print(f"  {budget.what} ({budget}): {why.splitlines()[0]}")  # all of it is above, and in the file
     for name in set(failed) - {budget.benchmark for budget in BUDGETS}:
-        print(f"  {name}: {failed[name]}")
+        print(f"  {name}: {failed[name].splitlines()[0]}")
     print(f"noise: {noise(rows) or 'no floors'}; NumPy's loop {machine[0]} and a memcpy {machine[1]} of before the run")
     print(verdict(rows))
     return 1 if failed else 0
