@@ -2,6 +2,7 @@
 # make test    set up and pass the tests, what CI runs
 # make lint    ruff, mypy, import-linter (the tests run them as well)
 # make bench   what everything costs, next to NumPy or to what the machine allows, and whether the budgets are met
+# make bench-peers   the same work on Interlock, JAX, PyTorch, Ray, Dask and mpi4py; makes environments in .peers
 # make clean   remove what these made
 #
 # Everything goes into .venv. PYTHON=python3.12 chooses another interpreter (3.11 or newer);
@@ -20,7 +21,7 @@ TRAIN ?=
 TEST ?=
 BENCH ?=
 
-.PHONY: train test lint bench clean
+.PHONY: train test lint bench bench-peers clean
 
 train: $(VENV)/with-examples
 	$(VENV)/bin/python $(strip examples/mlp.py $(TRAIN))
@@ -33,6 +34,9 @@ lint: $(VENV)/with-tests build/types
 
 bench: $(VENV)/with-examples
 	$(VENV)/bin/python $(strip benchmarks $(BENCH))
+
+bench-peers: $(VENV)/with-examples
+	$(VENV)/bin/python $(strip benchmarks/peers $(BENCH))
 
 $(VENV)/bin/python:
 	@$(or $(PYTHON),false) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -54,4 +58,4 @@ build/types: pyproject.toml
 	@touch build/types
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
