@@ -103,7 +103,8 @@ class Captured:
                 template = part.template
                 count = sum(each[0] != Control.FREE for each in template.instructions)
                 lines.append(
-                    f"  {device}: {count} instructions; given {template.inputs} arrays, {len(part.numbers)} numbers; "
+                    f"  {device}: {count} instructions; "
+                    f"given {len(template.given)} arrays, {len(part.numbers)} numbers; "
                     f"{len(template.places)} temporaries in {_size(template.planned)} planned for them; "
                     f"{len(template.kept)} results"
                 )

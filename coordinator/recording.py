@@ -15,10 +15,12 @@ from ..protocol.accesses import outputs
 from ..protocol.errors import InterlockError
 from ..protocol.messages import CONTROLS, GENERAL, NEXT_OUTPUT, TICKET_BITS, Control, Instruction, Ref
 from ..protocol.operations import BY_NUMBER
-from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, bind, refs_of, rewritten
+from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, bind, refs_of, rewritten, slot_of
 from ..protocol.specs import Spec
+from .chains import Chain, find_chains
 from .infer import GENERATOR, scalar_ref
 from .issue import Handle
+from .joins import find_joins, without
 from .numbers import Number
 from .plan import Temporary, plan
 from .sites import Site, describe
@@ -185,6 +187,7 @@ class Recording:
             raise CaptureError(
                 f"{tape.name} makes {len(self.slots)} arrays, and a recording may make {MOST_MADE}: capture parts of it"
             )
+        self._arrays = arrays
         self._groups = _groups(arrays)
         taken = [Taken(lane, each, site) for (lane, each), site in zip(tape.instructions, tape.sites, strict=True)]
         bindings: dict[int, dict[int, int]] = {}  # lane -> group -> place among its bindings
@@ -202,6 +205,7 @@ class Recording:
         self.parts = [
             self._part(lane, kept, tuple(bindings[lane]), tuple(numbers[lane]), big) for lane in sorted(bindings)
         ]
+        self._arrays = []  # they are the user's
 
     # -- making
 
@@ -236,69 +240,39 @@ class Recording:
         )
 
     def _part(self, lane: int, kept: set[int], groups: tuple[int, ...], numbers: tuple[Number, ...], big: int) -> Part:
-        mine = _late_receives([each for each in self.issued if each.lane == lane])
-        made: dict[int, tuple[int, int]] = {}  # slot -> (which instruction, spec)
-        last: dict[int, int] = {}
-        lent: set[int] = set()  # sent from here, or received: their memory is theirs alone
-        for at, each in enumerate(mine):
-            for slot, id in outputs_of(each.instruction):
-                made[slot] = (at, id)
-                last[slot] = at
-            for operand in refs_of(each.instruction):
-                slot = buffer_of(operand) or 0
-                if slot > 0:
-                    last[slot] = at
-                    if each.instruction[0] == Control.SEND:
-                        lent.add(slot)
-            if each.instruction[0] == Control.RECV:
-                lent.add(each.instruction[1])
-        mine, moved = _with_frees(mine, {slot: at for slot, at in last.items() if slot not in kept})
+        mine = _without_joins(_late_receives([each for each in self.issued if each.lane == lane]), self.specs, kept)
+        given = {-1 - place: self._arrays[group]._spec for place, group in enumerate(groups)}
+        life = _Lives(mine, self.specs, given, kept)
+        mine, moved = _with_frees(mine, life)
         temporaries = []
-        for slot, (at, id) in made.items():
+        inner = set()
+        for slot, (at, id) in life.made.items():
             spec = self.specs[id]
-            if slot not in kept and slot not in lent and spec is not GENERATOR:
-                instead = self._instead(mine, moved[at], slot, spec, made, last, moved)
-                temporaries.append(Temporary(slot, spec.nbytes, moved[at], moved[last[slot]], instead))
+            if slot in kept or slot in life.lent or spec is GENERATOR:
+                continue
+            nbytes, chain = spec.nbytes, life.inside(slot)
+            if chain is not None and chain.rows < spec.shape[0]:
+                inner.add(slot)
+                nbytes = spec.nbytes // spec.shape[0] * chain.rows
+            instead = _instead(mine[moved[at]].instruction, at, spec, self.specs, life, inner)
+            temporaries.append(Temporary(slot, nbytes, moved[at], moved[life.end(slot)], instead))
         places, planned = plan(sorted(temporaries, key=lambda each: each.first))
-        used = {id for _, id in made.values()}
+        used = {id for _, id in life.made.values()}
         specs = tuple([(id, s.shape, s.dtype.str, s.strides) for id in sorted(used) if (s := self.specs[id])])
-        nbytes = [self.specs[id].nbytes for slot, (_, id) in made.items() if slot not in places]
         template = Template(
             specs,
-            len(groups),
+            tuple([spec.shape for spec in given.values()]),
             tuple([each.instruction for each in mine]),
-            tuple(sorted(slot for slot in kept if slot in made)),
+            tuple(sorted(slot for slot in kept if slot in life.made)),
             tuple(places.items()),
             planned,
+            tuple([(moved[start], moved[start] + stop - start, rows) for start, stop, rows in life.chains]),
+            tuple(sorted(inner)),
         )
         bindings = tuple([self._binding(group) for group in groups])
-        return Part(
-            lane, template, bindings, numbers, tuple([each.site for each in mine]), sum(n for n in nbytes if n >= big)
-        )
-
-    def _instead(
-        self,
-        mine: list[Taken],
-        at: int,
-        slot: int,
-        spec: Spec,
-        made: dict[int, tuple[int, int]],
-        last: dict[int, int],
-        moved: dict[int, int],
-    ) -> int:
-        """An operand whose place the result may take: its last use, the same layout, element by element."""
-        instruction = mine[at].instruction
-        code = instruction[0]
-        if code < CONTROLS or not BY_NUMBER[code // 4].plain or BY_NUMBER[code // 4].name == "matmul":
-            return 0
-        operands = [each for each in refs_of(instruction) if buffer_of(each) is not None]
-        for operand in operands:
-            if type(operand) is not int or operand <= 0 or moved[last[operand]] != at:
-                continue
-            others = [other for other in operands if buffer_of(other) == operand and other != operand]
-            if self.specs[made[operand][1]] is spec and not others:
-                return operand
-        return 0
+        nbytes_of = [self.specs[id].nbytes for slot, (_, id) in life.made.items() if slot not in places]
+        weight = sum(nbytes for nbytes in nbytes_of if nbytes >= big)
+        return Part(lane, template, bindings, numbers, tuple([each.site for each in mine]), weight)
 
     def _binding(self, group: int) -> tuple[int, bool]:
         for place, start in self._groups.values():
@@ -371,11 +345,97 @@ def _late_receives(mine: list[Taken]) -> list[Taken]:
     return order + list(waiting.values())
 
 
-def _with_frees(mine: list[Taken], last: dict[int, int]) -> tuple[list[Taken], dict[int, int]]:
+class _Lives:
+    """When each slot of a lane is made and used for the last time, and what may be computed in stretches of rows."""
+
+    def __init__(self, mine: list[Taken], specs: dict[int, Spec], given: dict[int, Spec], kept: set[int]) -> None:
+        """`given`: the specs of the arrays that the lane is given, by slot."""
+        self.made: dict[int, tuple[int, int]] = {}  # slot -> (which instruction, spec)
+        self.last: dict[int, int] = {}
+        self.lent: set[int] = set()  # sent from here, or received: their memory is theirs alone
+        for at, (_, instruction, _) in enumerate(mine):
+            for slot, id in outputs_of(instruction):
+                self.made[slot] = (at, id)
+                self.last[slot] = at
+            for operand in refs_of(instruction):
+                slot = slot_of(operand)
+                if slot > 0:
+                    self.last[slot] = at
+                    if instruction[0] == Control.SEND:
+                        self.lent.add(slot)
+            if instruction[0] == Control.RECV:
+                self.lent.add(instruction[1])
+        self.kept = kept
+        self.instructions = [each.instruction for each in mine]
+
+        def shape_of(ref: Ref) -> tuple[tuple[int, ...], int] | None:
+            slot = slot_of(ref)
+            if slot == 0:
+                return None
+            if type(ref) is int:
+                spec = given[slot] if slot < 0 else specs[self.made[slot][1]]
+                return spec.shape, spec.dtype.itemsize
+            return tuple(ref[2]), int(ref[4][2:])  # type: ignore[index]
+
+        self.chains = find_chains(self.instructions, shape_of)
+
+    def chain(self, at: int) -> Chain | None:
+        """The chain that an instruction belongs to."""
+        return next((chain for chain in self.chains if chain.start <= at < chain.stop), None)
+
+    def end(self, slot: int) -> int:
+        """The last instruction during which the slot is needed: a chain is all at once."""
+        chain = self.chain(self.last[slot])
+        return self.last[slot] if chain is None else chain.stop - 1
+
+    def inside(self, slot: int) -> Chain | None:
+        """The chain within which a slot is made and used, and nowhere else."""
+        chain = self.chain(self.made[slot][0])
+        return chain if chain is not None and self.last[slot] < chain.stop else None
+
+
+def _instead(
+    instruction: Instruction, at: int, spec: Spec, specs: dict[int, Spec], life: _Lives, inner: set[int]
+) -> int:
+    """An operand whose place the result may take: its last use, the same layout, element by element."""
+    code = instruction[0]
+    if code < CONTROLS or not BY_NUMBER[code // 4].plain or BY_NUMBER[code // 4].name == "matmul":
+        return 0
+    operands = [each for each in refs_of(instruction) if slot_of(each)]
+    for operand in operands:
+        if type(operand) is not int or operand <= 0 or life.last[operand] != at or operand in life.lent:
+            continue
+        chain = life.chain(at)
+        meanwhile = [instruction] if chain is None else life.instructions[chain.start : chain.stop]
+        # Where it is looked at in another way, what is written there would be seen.
+        others = [ref for each in meanwhile for ref in refs_of(each) if slot_of(ref) == operand and ref != operand]
+        if operand not in life.kept and specs[life.made[operand][1]] is spec and not others:
+            return operand
+    return 0
+
+
+def _without_joins(mine: list[Taken], specs: dict[int, Spec], kept: set[int]) -> list[Taken]:
+    """With the parts of concatenations written in place."""
+    while joins := find_joins([each.instruction for each in mine], specs, kept):
+        join = joins[0]
+        site = mine[join.at].site
+        sites = [each.site for each in mine]
+        sites.insert(join.first, site)
+        changed = without(join, [each.instruction for each in mine], specs)
+        mine = [
+            Taken(mine[0].lane, instruction, where)
+            for instruction, where in zip(changed, sites, strict=True)
+            if instruction is not None
+        ]
+    return mine
+
+
+def _with_frees(mine: list[Taken], life: _Lives) -> tuple[list[Taken], dict[int, int]]:
     """With a free after the last use of each slot; and where each instruction has come to stand."""
     ending: dict[int, list[int]] = {}
-    for slot, at in last.items():
-        ending.setdefault(at, []).append(slot)
+    for slot in life.last:
+        if slot not in life.kept:
+            ending.setdefault(life.end(slot), []).append(slot)
     order: list[Taken] = []
     moved: dict[int, int] = {}
     for at, each in enumerate(mine):

@@ -26,11 +26,14 @@ class Template(NamedTuple):
     """What one lane does in each run."""
 
     specs: tuple[tuple[Any, ...], ...]  # (id, shape, dtype, strides) of all that is made
-    inputs: int  # bindings that a run gives
+    given: tuple[tuple[int, ...], ...]  # the shapes of the bindings that a run gives
     instructions: tuple[Instruction, ...]
     kept: tuple[int, ...]  # slots that are there after the run
     places: tuple[tuple[int, int], ...]  # (slot, offset): temporaries that lie in memory planned for them
     planned: int  # bytes of that memory
+    # (start, stop, rows): elementwise instructions in a row, which may be carried out so many rows at a time.
+    chains: tuple[tuple[int, int, int], ...]
+    inner: tuple[int, ...]  # slots that only a chain uses: so many rows of them are planned for
 
 
 def made(base: int, slot: int) -> int:
@@ -95,6 +98,13 @@ def bind(instruction: Instruction, base: int, bindings: tuple[Binding, ...], num
         lambda slot: base + slot * NEXT_OUTPUT,
         lambda ticket: base + ticket,
     )
+
+
+def slot_of(ref: Ref) -> int:
+    """The slot that a reference looks into; 0 for a scalar."""
+    if type(ref) is int:
+        return ref
+    return ref[0] if len(ref) == 5 else 0  # type: ignore[index, arg-type]
 
 
 def refs_of(instruction: Instruction) -> tuple[Ref, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -123,32 +124,24 @@ class Inbox:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._socket.bind(endpoint)
         self._socket.bind(inproc)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._watched = 0
+        self._poller = select.poll()  # one system call, where ZeroMQ's own takes several
+        self._poller.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
 
     def watch(self, fd: int) -> None:
-        """Make `receive` return also when `fd` is readable."""
-        self._poller.register(fd, zmq.POLLIN)
-        self._watched += 1
+        """Make `wait` return also when `fd` is readable."""
+        self._poller.register(fd, select.POLLIN)
 
     def unwatch(self, fd: int) -> None:
         self._poller.unregister(fd)
-        self._watched -= 1
 
-    def receive(self) -> tuple[bytes, bytes] | None:
-        """(sender, data) of the next message, waiting for it; None when a watched descriptor is readable first."""
-        if self._watched:
-            self._poller.poll()
-            return self.poll()
-        return _from_router(self._socket)  # a third of the system calls of polling and then receiving
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until a message may be here, a watched descriptor is readable, or the time is over; it may return early."""
+        if not _readable(self._socket):  # the descriptor tells of what came since this question, and of no more
+            self._poller.poll(None if timeout_s is None else max(int(timeout_s * 1000), 1))
 
-    def poll(self, timeout_s: float = 0.0) -> tuple[bytes, bytes] | None:
-        """(sender, data) of a message that is already here, or comes in time; else None."""
-        if timeout_s:
-            if not self._socket.poll(max(int(timeout_s * 1000), 1)):
-                return None
-        elif not _readable(self._socket):
+    def poll(self) -> tuple[bytes, bytes] | None:
+        """(sender, data) of a message that is already here; else None."""
+        if not _readable(self._socket):
             return None
         try:
             return _from_router(self._socket, zmq.NOBLOCK)

@@ -6,6 +6,7 @@ nothing to run; whatever comes (a batch, a ticket, a lost frontend, a mark that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
@@ -20,6 +21,7 @@ from ..protocol.arena import Mappings
 from ..protocol.codec import decode, encode
 from ..protocol.errors import DeviceLost, ProtocolError
 from ..protocol.identity import Identity, own_identity, parse_identity, same_host
+from ..protocol.letters import Box, Letters
 from ..protocol.messages import Message
 from ..protocol.operations import table_hash
 from ..protocol.sockets import Inbox, Outlet, ipc, sweep
@@ -52,6 +54,7 @@ class Session:
         self.batches: deque[m.Batch] = deque()
         self._events = events
         self._peers: dict[int, Outlet] = {}
+        self._letters: dict[int, Letters] = {}  # to those that have a box
         self.progress: memoryview | None = None  # shared with the frontend: how far the lane has come
 
     def report(self, message: Message) -> None:
@@ -60,15 +63,22 @@ class Session:
     def tell(self, lane: int, message: Message) -> None:
         peer = self._peers.get(lane)
         if peer is not None:
-            peer.send(encode(message))
+            data, letters = encode(message), self._letters.get(lane)
+            if letters is None or not letters.send(data):
+                peer.send(data)
 
     def connect(self, lane: int, endpoint: str) -> None:
         self._peers[lane] = Outlet(endpoint)
+        with contextlib.suppress(OSError):  # it has no box: everything goes by the outlet
+            self._letters[lane] = Letters(endpoint)
 
     def disconnect(self, lane: int) -> None:
         peer = self._peers.pop(lane, None)
         if peer is not None:
             peer.close(linger_ms=0)
+        letters = self._letters.pop(lane, None)
+        if letters is not None:
+            letters.close()
 
     def show_progress(self) -> None:
         if self.progress is not None:
@@ -97,6 +107,10 @@ class Worker:
         self._broken: dict[bytes, str] = {}  # sessions to be ended, and why
         self._stopping = False
         self.inbox = Inbox(ipc(config.folder, config.name), f"inproc://{config.name}-{self.identity.incarnation}")
+        self._box: Box | None = None
+        with contextlib.suppress(OSError):
+            self._box = Box(self.inbox.endpoint)
+            self.inbox.watch(self._box.fd)
         # Proves that the device is there before anyone relies on it; each session opens its own.
         open_device(
             kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options
@@ -137,6 +151,8 @@ class Worker:
         for name in list(self._sessions):
             self._end(name, linger_ms=200)
         self.inbox.close()
+        if self._box is not None:
+            self._box.close()
 
     # -- the loop
 
@@ -146,10 +162,16 @@ class Worker:
         while self._deferred:
             self._handle(*self._deferred.popleft())
             some = True
-        while (received := self.inbox.poll()) is not None:
+        while (received := self._poll()) is not None:
             self._decode_and(self._handle, *received)
             some = True
         return some
+
+    def _poll(self) -> tuple[bytes, bytes | memoryview] | None:
+        """(sender, data) of what is here, or None; of a letter the sender does not matter."""
+        if self._box is not None and (letter := self._box.poll()) is not None:
+            return b"", letter
+        return self.inbox.poll()
 
     def _run_batches(self) -> bool:
         """One batch of each session that has one. True if there was any."""
@@ -172,8 +194,8 @@ class Worker:
         """Nothing to run: say how far everyone has come, and wait."""
         for name, session in self._sessions.items():
             self._contain(name, self._come_to_rest, session)
-        if not self._broken and (received := self.inbox.receive()) is not None:
-            self._decode_and(self._handle, *received)
+        if not self._broken:
+            self.inbox.wait()
 
     @staticmethod
     def _come_to_rest(session: Session) -> None:
@@ -184,7 +206,7 @@ class Worker:
         """Between two instructions of a batch, while something is parked: take in the tickets that have come."""
         for _ in range(len(self._deferred)):  # tickets may be among what came while memory was short
             self._handle_in_batch(*self._deferred.popleft())
-        while (received := self.inbox.poll()) is not None:
+        while (received := self._poll()) is not None:
             self._decode_and(self._handle_in_batch, *received)
 
     def _await_loans(self) -> bool:
@@ -194,7 +216,8 @@ class Worker:
         """
         deadline = time.monotonic() + LOANS_S
         while (left := deadline - time.monotonic()) > 0:
-            received = self.inbox.poll(left)
+            self.inbox.wait(left)
+            received = self._poll()
             if received is not None:
                 returned = self._decode_and(self._handle_in_instruction, *received)
                 if returned:
@@ -214,7 +237,7 @@ class Worker:
         else:
             self._deferred.append((sender, message))  # it may close what is running
 
-    def _decode_and(self, handle: Callable[[bytes, Message], Any], sender: bytes, data: bytes) -> Any:
+    def _decode_and(self, handle: Callable[[bytes, Message], Any], sender: bytes, data: bytes | memoryview) -> Any:
         try:
             message = decode(data)
         except ProtocolError:

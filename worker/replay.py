@@ -19,9 +19,9 @@ import numpy as np
 
 from ..protocol.accesses import recording_buffer
 from ..protocol.errors import OutOfDeviceMemory
-from ..protocol.messages import ARRAYS, CONTROLS, GENERAL, SCALAR_LEFT, Control, Instruction
+from ..protocol.messages import CONTROLS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction
 from ..protocol.operations import BY_NUMBER, Operation
-from ..protocol.recordings import Binding, Template, bind, bound, made, refs_of
+from ..protocol.recordings import Binding, Template, bind, bound, made, refs_of, slot_of
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import Store
@@ -134,20 +134,33 @@ class FastProgram:
         self._places: dict[Any, int] = {}  # reference in the template -> its place in values
         self._of_slot: dict[int, list[tuple[int, Any]]] = {}  # slot -> (place, view or None) of all that look into it
         self._numbers: list[tuple[int, int]] = []  # (place, which number)
-        self._roots: list[Any] = [None] * template.inputs  # what each binding was in the last run
-        self._offsets: list[int] = [0] * template.inputs
+        self._roots: list[Any] = [None] * len(template.given)  # what each binding was in the last run
+        self._offsets: list[int] = [0] * len(template.given)
         self.base = 0
         self.bindings: tuple[Binding, ...] = ()
         self.numbers: tuple[Any, ...] = ()
         self._planned = dict(template.places)
+        self._inner = {slot: self._rows_of(slot) for slot in template.inner}
         self._layouts: dict[int, Spec] = {}
         self._block: Any = device.alloc(template.planned) if template.planned else None
         for instruction in template.instructions:
             self._note_layouts(instruction)
-        steps: list[Step] = [self._step(instruction) for instruction in template.instructions]
+        steps: list[tuple[int, Step]] = []  # with the place of its (first) instruction
+        ends = {start: (stop, rows) for start, stop, rows in template.chains}
+        at = 0
+        while at < program.count:
+            stop, rows = ends.get(at, (at + 1, 0))
+            step = self._chain(at, stop, rows) if rows else self._step(template.instructions[at])
+            if step is not None:
+                steps.append((at, step))
+            at = stop
         # From the beginning, and from wherever a ticket is taken: the steps until the next such place.
         stops = sorted({0, *program.tickets, program.count})
-        self.until = {at: steps[at:stop] for at, stop in itertools.pairwise(stops)}
+        self.until = {
+            start: (stop, [(at, step) for at, step in steps if start <= at < stop])
+            for start, stop in itertools.pairwise(stops)
+        }
+        self._chains = {start: stop for start, stop, _ in template.chains}
 
     def close(self) -> None:
         self.until.clear()
@@ -182,12 +195,17 @@ class FastProgram:
     def keep(self, run: Run, at: int) -> None:
         """Name the temporaries that are there before instruction `at`: from there on, one instruction at a time."""
         there: set[int] = set()
+        # In a chain nothing of its own can be told apart: rows of all its results are there.
         for instruction in self._program.template.instructions[:at]:
             there.update(slot for slot, _ in _made(instruction) if slot in self._planned)
             if instruction[0] == Control.FREE:
                 there.difference_update(instruction[1:])
-        for slot in there:
+        for slot in there - self._inner.keys():
             self._store.arrays[made(run.base, slot)] = self._planned_array(slot, None)
+
+    def after(self, at: int) -> int:
+        """Where to go on if the step at this place failed."""
+        return self._chains.get(at, at + 1)
 
     # -- making ready
 
@@ -218,10 +236,20 @@ class FastProgram:
 
     def _planned_array(self, slot: int, view: Any) -> Any:
         at, spec = self._planned[slot], self._layouts[slot]
+        if slot in self._inner:
+            return self._device.view(self._block, (self._inner[slot], *spec.shape[1:]), spec.dtype, at, spec.strides)
         if view is None:
             return self._device.view(self._block, spec.shape, spec.dtype, at, spec.strides)
         offset, shape, strides, dtype = view
         return self._device.view(self._block, shape, np.dtype(dtype), at + offset, strides)
+
+    def _rows_of(self, slot: int) -> int:
+        """How many rows of a slot there are at a time, of which only a chain has any."""
+        for start, stop, rows in self._program.template.chains:
+            for instruction in self._program.template.instructions[start:stop]:
+                if any(made_slot == slot for made_slot, _ in _made(instruction)):
+                    return rows
+        raise ValueError(f"slot {slot} is in no chain")
 
     def _look_again(self, slot: int) -> None:
         """Find the arrays of a slot whose memory is another now."""
@@ -230,22 +258,11 @@ class FastProgram:
             ref = slot if view is None else (slot, *view)
             values[place] = arrays[bound(ref, self.base, self.bindings, ())]
 
-    def _step(self, instruction: Instruction) -> Step:
-        code = instruction[0]
-        if code < CONTROLS:
+    def _step(self, instruction: Instruction) -> Step | None:
+        """What to call for an instruction; None where there is nothing to do."""
+        if instruction[0] < CONTROLS:
             return self._control(instruction)
-        operation = BY_NUMBER[code // 4]
-        if code % 4 == GENERAL:
-            _, out, ids, refs, static, into = instruction
-        else:
-            _, out, id, *operands = instruction
-            ids, static, into = (id,), (), None
-            if code % 4 == ARRAYS:
-                refs = tuple(operands)
-            elif code % 4 == SCALAR_LEFT:
-                refs = ((operands[0],), operands[1])
-            else:
-                refs = (operands[0], (operands[1],))
+        operation, out, ids, refs, static, into = _spelt_out(instruction)
         slots = [out + i for i in range(len(ids))]
         if operation.name == "rng_new":
             return self._new_generator(operation, static, slots[0])
@@ -267,7 +284,7 @@ class FastProgram:
         return self._writing(operation, static, places, written, targets, into is not None)
 
     def _is_planned(self, ref: Any) -> bool:
-        return (ref if type(ref) is int else ref[0]) in self._planned
+        return slot_of(ref) in self._planned
 
     def _call(self, operation: Operation, static: tuple[Any, ...], places: list[int], outs: list[int]) -> Step:
         """The kernel on operands in their places."""
@@ -330,25 +347,17 @@ class FastProgram:
         into: bool,
     ) -> Step:
         """What writes to memory that may be lent: it moves away first. What is only read is read where it was."""
-        v, store = self._values, self._store
+        v = self._values
         plain = operation.plain
         call = kernel(operation, self._device.xp) if plain else prepared(operation, self._device.xp, static)
         pairs = [(ref, self._place(ref), type(ref) is int and (into or operation.name == "assign")) for ref in targets]
 
-        def writable(ref: Any, place: int, overwrites: bool) -> Any:
-            if self._is_planned(ref):
-                return v[place]
-            real = bound(ref, self.base, self.bindings, ())
-            buffer = real if type(real) is int else real[0]  # type: ignore[index]
-            before = store.arrays[buffer]
-            array = store.writable(real, overwrites)
-            if store.arrays[buffer] is not before:
-                self._moved(ref)
-            return array
-
         def step() -> None:
             values = [v[place] for place in places]
-            found = [writable(*pair) for pair in pairs]
+            found = [
+                v[place] if self._is_planned(ref) else self._writable(ref, overwrites)
+                for ref, place, overwrites in pairs
+            ]
             for place, array in zip(written, found, strict=False):
                 values[place] = array
             out = found[-1] if into else None
@@ -358,6 +367,16 @@ class FastProgram:
                 call(out, *values)
 
         return step
+
+    def _writable(self, ref: Any, overwrites: bool) -> Any:
+        """The array to write to, in memory that nobody else reads."""
+        real = bound(ref, self.base, self.bindings, ())
+        buffer = real if type(real) is int else real[0]  # type: ignore[index]
+        before = self._store.arrays[buffer]
+        array = self._store.writable(real, overwrites)
+        if self._store.arrays[buffer] is not before:
+            self._moved(ref)
+        return array
 
     def _moved(self, ref: Any) -> None:
         slot = ref if type(ref) is int else ref[0]
@@ -375,7 +394,59 @@ class FastProgram:
 
         return step
 
-    def _control(self, instruction: Instruction) -> Step:
+    def _chain(self, start: int, stop: int, rows: int) -> Step:
+        """Elementwise instructions, carried out a stretch of rows at a time."""
+        instructions = [_spelt_out(each) for each in self._program.template.instructions[start:stop]]
+        shape = self._shape(instructions[0])
+        stretches = [slice(row, min(row + rows, shape[0])) for row in range(0, shape[0], rows)]
+        fresh: list[int] = []
+        targets: list[Any] = []
+        calls = []
+        parts: dict[int, _Parts] = {}
+        for operation, out, _, refs, _, into in instructions:
+            if into is None and out not in self._planned:
+                fresh.append(out)
+            elif into is not None and not self._is_planned(into) and slot_of(into) not in fresh:
+                targets.append(into)
+            places = [self._place(ref) for ref in refs] + [self._place(out if into is None else into)]
+            for place in places:
+                if place not in parts:
+                    parts[place] = _Parts(self._values, place, shape, stretches, self._is_inner(place))
+            calls.append((kernel(operation, self._device.xp), [parts[place] for place in places]))
+        everything = list(parts.values())
+
+        def compute() -> None:
+            for each in everything:
+                each.look()
+            for n in range(len(stretches)):
+                for function, operands in calls:
+                    function(*[each.stretches[n] for each in operands])
+
+        made = self._making(lambda: None, fresh) if fresh else None
+
+        def step() -> None:
+            if made is not None:
+                made()
+            for ref in targets:
+                self._writable(ref, overwrites=False)
+            compute()
+
+        return step if fresh or targets else compute
+
+    def _shape(self, instruction: tuple[Any, ...]) -> tuple[int, ...]:
+        """The shape of what an elementwise instruction writes."""
+        ids, into = instruction[2], instruction[5]
+        if into is None:
+            return self._program.specs[ids[0]].shape
+        if type(into) is not int:
+            shape: tuple[int, ...] = into[2]
+            return shape
+        return self._layouts[into].shape if into > 0 else self._program.template.given[-1 - into]
+
+    def _is_inner(self, place: int) -> bool:
+        return any(slot in self._inner for slot, found in self._of_slot.items() if any(p == place for p, _ in found))
+
+    def _control(self, instruction: Instruction) -> Step | None:
         code = instruction[0]
         store, transfers = self._store, self._transfers
         if code == Control.SEND:
@@ -396,7 +467,7 @@ class FastProgram:
             for slot in named:
                 store.drop(made(self.base, slot))
 
-        return free
+        return free if named else None
 
 
 class Executor(Protocol):
@@ -433,27 +504,69 @@ def carry_out(run: Run, executor: Executor) -> bool:
 
 def _swiftly(run: Run, fast: FastProgram, executor: Executor) -> bool:
     """As far as the short way leads; False where a ticket is missing."""
-    at, record = run.at, executor.record_of_run()
+    record = executor.record_of_run()
+    at = run.at
     try:
-        while at < run.program.count:
-            run.at = at  # the beginning, or where a ticket is taken
+        while run.at < run.program.count:
             if run.waits(executor):
                 return False
-            for step in fast.until[at]:
-                if record is None:
+            stop, steps = fast.until[run.at]
+            if record is None:
+                for at, step in steps:  # noqa: B007  the handler asks how far it came
                     step()
-                else:
+            else:
+                for at, step in steps:
                     began = time.monotonic_ns()
                     step()
                     record(run.first + at, began)
-                at += 1
+            run.at = stop
     except Exception as error:
         fast.keep(run, at)
-        executor.trouble_in_run(run, run.first + at, run.instruction(at), error)
-        run.at, run.swift = at + 1, None
+        run.swift = None
+        run.at = fast.after(at)  # a chain fails as a whole: some of its rows may have been written
+        for failed in range(at, run.at):
+            executor.trouble_in_run(run, run.first + failed, run.instruction(failed), error)
         return True
-    run.at = at
     return True
+
+
+class _Parts:
+    """One operand of a chain, cut into stretches of rows; what has fewer rows is the same for each."""
+
+    __slots__ = ("_cuts", "_inner", "_place", "_shape", "_values", "_whole", "stretches")
+
+    def __init__(self, values: list[Any], place: int, shape: tuple[int, ...], cuts: list[slice], inner: bool) -> None:
+        self._values, self._place, self._shape, self._cuts, self._inner = values, place, shape, cuts, inner
+        self._whole: Any = None
+        self.stretches: list[Any] = []
+
+    def look(self) -> None:
+        """Cut the array that stands there now."""
+        whole = self._values[self._place]
+        if whole is self._whole:
+            return
+        self._whole = whole
+        if self._inner:  # there is room for one stretch, used for each
+            self.stretches = [whole[: cut.stop - cut.start] for cut in self._cuts]
+        elif getattr(whole, "ndim", 0) == len(self._shape) and whole.shape[0] == self._shape[0]:
+            self.stretches = [whole[cut] for cut in self._cuts]
+        else:
+            self.stretches = [whole] * len(self._cuts)
+
+
+def _spelt_out(instruction: Instruction) -> tuple[Operation, int, tuple[int, ...], tuple[Any, ...], Any, Any]:
+    """(operation, first slot made, their specs, operands, static values, target in place) of an operation."""
+    code, form = instruction[0], instruction[0] % 4
+    operation = BY_NUMBER[code // 4]
+    if form == GENERAL:
+        _, out, ids, refs, static, into = instruction
+        return operation, out, ids, refs, static, into
+    _, out, id, *operands = instruction
+    if form == SCALAR_LEFT:
+        operands[0] = (operands[0],)
+    elif form == SCALAR_RIGHT:
+        operands[1] = (operands[1],)
+    return operation, out, (id,), tuple(operands), (), None
 
 
 def _slots(instruction: Instruction) -> list[tuple[int, bool]]:
