@@ -486,6 +486,7 @@ class Executor:
         """The handlers of one operation where a kernel has finished when it returns."""
         arrays, specs, layouts, create = self._store.arrays, self._specs, self._layouts, self._store.create
         run = kernel(operation, self.device.xp)
+        writes = operation.writes
 
         # A ufunc on arrays that are whole and here, into a small new array: look up, call, store.
         def unary(n: int, instruction: Instruction) -> None:
@@ -523,20 +524,28 @@ class Executor:
 
         def general(n: int, instruction: Instruction) -> None:
             _, out, spec_ids, operands, static, into = instruction
-            values = self._operands(operation, operands)
+            if writes:
+                values = self._operands(operation, operands)
+            else:
+                values = tuple([arrays[ref] if type(ref) is int else self._operand(ref) for ref in operands])
             if into is not None:
                 call(self._target(into), values, static)
             elif not spec_ids:
                 call(None, values, static)
             elif operation.name == "rng_new":
                 arrays[out] = call(None, values, static)
+            elif len(spec_ids) == 1:
+                if specs[spec_ids[0]] is None:
+                    arrays[out] = conform(call(None, values, static), layouts[spec_ids[0]])
+                else:
+                    call(create(out, layouts[spec_ids[0]]), values, static)
             elif all(specs[id] is None for id in spec_ids):
                 made = call(None, values, static)
-                for i, array in enumerate(made if type(made) is tuple else (made,)):
+                for i, array in enumerate(made):
                     arrays[out + i * NEXT_OUTPUT] = conform(array, layouts[spec_ids[i]])
             else:
                 outs = tuple(create(out + i * NEXT_OUTPUT, layouts[id]) for i, id in enumerate(spec_ids))
-                call(outs[0] if len(outs) == 1 else outs, values, static)
+                call(outs, values, static)
 
         def ufunc_call(target: Any, values: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
             return run(*values, target)

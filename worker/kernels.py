@@ -40,7 +40,7 @@ def prepared(operation: Operation, xp: Any, static: tuple[Any, ...]) -> Kernel:
     `out` is what `kernel` says, but never None where there are outputs.
     """
     if operation.kind == "call":
-        function = functools.partial(getattr(xp, operation.name), **dict(zip(operation.static, static, strict=True)))
+        function = functools.partial(_function(operation, xp), **dict(zip(operation.static, static, strict=True)))
         return _into_out(operation, function)
     run = kernel(operation, xp)
     return lambda out, *operands: run(out, operands, static)
@@ -123,8 +123,24 @@ def _into_out(operation: Operation, function: Kernel) -> Kernel:
     return call
 
 
+# What NumPy's functions of these names do with its own arrays: they look for much else first.
+_REDUCES: Final = {
+    "sum": np.add.reduce,
+    "prod": np.multiply.reduce,
+    "max": np.maximum.reduce,
+    "min": np.minimum.reduce,
+    "any": np.logical_or.reduce,
+    "all": np.logical_and.reduce,
+}
+
+
+def _function(operation: Operation, xp: Any) -> Kernel:
+    found = _REDUCES.get(operation.name) if xp is np else None
+    return found or getattr(xp, operation.name)
+
+
 def _call(operation: Operation, xp: Any) -> Kernel:
-    function = getattr(xp, operation.name)
+    function = _function(operation, xp)
     names = operation.static
     into_out = _into_out(operation, function)
 
