@@ -243,8 +243,17 @@ class Lane:
             and self._bytes_sent - self._bytes_done < session.window_bytes * share
         )
 
+    def room_at(self, share: float) -> int:
+        """The instruction with whose end `in_window(share)` comes true; the caller found that it is not."""
+        session = self.session
+        room = max(int(self.first - session.window * share), 1)
+        for n, nbytes in self.bytes:
+            if n >= room and self._bytes_sent - nbytes < session.window_bytes * share:
+                return n
+        return room
+
     def unfinished(self) -> bool:
-        return bool(self.batch or self.dropped) or self.completed < self.first - 1
+        return bool(self.batch or self.dropped) or self.through() < self.first - 1
 
     def note_completed(self, through: int) -> None:
         self.completed = max(self.completed, through)

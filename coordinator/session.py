@@ -113,10 +113,14 @@ class Session:
         self._arena = Arena(self.memory, self._identity)
         self._mappings = Mappings()
         self._page = Arena(PAGE, self._identity, minimum_segment=PAGE)  # apart, to take nothing from the uploads
-        self._progress_block = self._page.allocate(8 * len(adopted))
-        page: Any = self._page.array(self._progress_block, (len(adopted),), np.dtype(np.int64))
+        self._progress_block = self._page.allocate(16 * len(adopted))
+        page: Any = self._page.array(self._progress_block, (2 * len(adopted),), np.dtype(np.int64))
         page[...] = 0
+        # By lane, how far its worker has come, which it writes; behind these, also by lane, of which instruction's end
+        # it is to tell at once (0: of none). A message for each step would cost more than many a step.
         self.progress = memoryview(page)
+        if gate == "coordinator":
+            page[len(adopted) :] = 1
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
         self.receiver = Receiver(self._events, self._handle, self._tick, self._busy)
         self._watch = Watch(self._tell_lost)
@@ -233,7 +237,10 @@ class Session:
         started = time.monotonic_ns()
         while True:
             with self.lock:
+                if not self._gated:  # before looking: a worker that is done by now may tell no more
+                    self.progress[len(self.lanes) + lane.index] = lane.room_at(ROOM)
                 if lane.lost is not None or lane.in_window(ROOM):
+                    self._give_credit(lane)
                     break
                 self.flush()  # all lanes: what this one waits for may be unsent in another
                 pending = lane.credit = lane.credit or Pending(lane.index)
@@ -529,9 +536,12 @@ class Session:
             self._send_released(self.gate.completed(index, through))
 
     def _give_credit(self, lane: Lane) -> None:
-        if lane.credit is not None and (lane.lost is not None or lane.in_window(ROOM)):
-            lane.credit.happened(True)
-            lane.credit = None
+        if lane.lost is not None or lane.in_window(ROOM):
+            if not self._gated:
+                self.progress[len(self.lanes) + lane.index] = 0
+            if lane.credit is not None:
+                lane.credit.happened(True)
+                lane.credit = None
 
     def _send_released(self, released: list[tuple[int, int]]) -> None:
         """Let the instructions go for which the gate has opened; a lane that is lost or closed holds none any more."""
@@ -614,6 +624,8 @@ class Session:
                 if lane.lost is None and lane.unfinished():
                     some = True
                     lane.flush()
+                if lane.credit is not None:
+                    self._give_credit(lane)  # should the worker have looked a moment before somebody waited
             return some
 
     # -- looking into the workers

@@ -56,7 +56,6 @@ from .transfers import FailedTicket, Transfers
 
 Handler = Callable[[int, Instruction], None]
 LOOK_NS: Final = 20_000  # between two looks for tickets while something is parked: a look costs a system call
-PARKED_NS: Final = 1_000_000  # between two Completed of a worker at rest that has something parked
 FENCE_S: Final = 30.0  # how long the device may take to finish what it has begun, at an end
 TRACE_BATCH: Final = 4096  # records before a Traced message leaves
 
@@ -81,7 +80,6 @@ class Executor:
         self.finished = 0  # the device has finished all up to here, but for what is parked
         self._resumed: set[int] = set()  # were parked, have been launched since, and the device has not finished them
         self._reported = 0  # the last Completed
-        self._reported_ns = 0  # when, if something was parked
         self._send_report = report
         self._send_tell = tell
         self._report_every = max(window // 4, 1)
@@ -341,18 +339,11 @@ class Executor:
         through = min(finished, self._board.through(self.executed))
         return min(through, min(self._resumed) - 1) if self._resumed else through
 
-    def report_completed(self, at_rest: bool) -> None:
-        """Send Completed if there is news and the worker is about to rest, or a quarter of the window is done.
-
-        With something parked a short while is no rest: the ticket that is waited for comes for certain, or its sender's
-        end does, and then more is done. A Completed between each two would cost as much as the transfers themselves.
-        """
+    def report_completed(self, at_once: bool) -> None:
+        """Send Completed if a quarter of the window is done since the last, or, `at_once`, if there is any news."""
         through = self.through()
-        now = time.monotonic_ns() if self._parked else 0
-        if self._parked and now - self._reported_ns < PARKED_NS:
-            at_rest = False
-        if through - self._reported >= (1 if at_rest else self._report_every):
-            self._reported, self._reported_ns = through, now
+        if through - self._reported >= (1 if at_once else self._report_every):
+            self._reported = through
             self._report(Completed(self.lane, through))
 
     # -- failures

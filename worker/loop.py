@@ -55,7 +55,8 @@ class Session:
         self._events = events
         self._peers: dict[int, Outlet] = {}
         self._letters: dict[int, Letters] = {}  # to those that have a box
-        self.progress: memoryview | None = None  # shared with the frontend: how far the lane has come
+        # Shared with the frontend: by lane, how far it has come; behind these, of which instruction's end to tell it.
+        self.progress: memoryview | None = None
 
     def report(self, message: Message) -> None:
         self._events.send(encode(message))
@@ -83,6 +84,13 @@ class Session:
     def show_progress(self) -> None:
         if self.progress is not None:
             self.progress[self.lane] = self.executor.through()
+
+    def awaited(self) -> bool:
+        """Whether the frontend waits to be told of how far the lane has come now, as far as can be seen from here."""
+        if self.progress is None:
+            return True
+        wanted: int = self.progress[len(self.progress) // 2 + self.lane]
+        return 0 < wanted <= self.executor.through()
 
     def close(self, linger_ms: int) -> None:
         for lane in list(self._peers):
@@ -187,8 +195,8 @@ class Worker:
             executor.drain()
         if session.batches:
             executor.batch(session.batches.popleft(), self._interrupt)
-            executor.report_completed(at_rest=False)
-        session.show_progress()
+            session.show_progress()
+            executor.report_completed(at_once=session.progress is not None and session.awaited())
 
     def _rest(self) -> None:
         """Nothing to run: say how far everyone has come, and wait."""
@@ -199,8 +207,8 @@ class Worker:
 
     @staticmethod
     def _come_to_rest(session: Session) -> None:
-        session.executor.report_completed(at_rest=True)
         session.show_progress()
+        session.executor.report_completed(at_once=session.awaited())
 
     def _interrupt(self) -> None:
         """Between two instructions of a batch, while something is parked: take in the tickets that have come."""
