@@ -38,6 +38,7 @@ EXAMPLES: Final = """examples:
   python examples/mlp.py --devices cpu:0,sim:0,sim:1   two simulated GPUs
   python examples/mlp.py --devices cpu:0,cpu:1 --dtype float32 --hidden 1024
   python examples/mlp.py --gate coordinator            hold instructions here instead of at the workers
+  python examples/mlp.py --eager                       issue each step anew instead of replaying a recording
   python examples/mlp.py --address ipc:///run/...       the workers of `interlock up`, which prints its address
   python examples/mlp.py --data mine.npz --batch 64    arrays x (samples, features) and y (samples, as ints from 0)
 """
@@ -70,6 +71,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     where.add_argument("--devices", help=f"the first one sums; no cuda:N yet; default: {THREE_ON_THE_CPU}")
     where.add_argument("--address", help="of workers that `interlock up` started")
     parser.add_argument("--gate", choices=["worker", "coordinator"], default="worker", help="where instructions wait")
+    parser.add_argument("--eager", action="store_true", help="issue each step anew instead of replaying a recording")
     parser.add_argument("--dtype", choices=["float64", "float32"], default=default.dtype)
     parser.add_argument("--hidden", type=_count, default=default.hidden, help="units of the hidden layer; %(default)s")
     parser.add_argument("--batch", type=_count, default=default.batch, help="samples of a step; %(default)s")
@@ -282,7 +284,7 @@ def run(args: argparse.Namespace) -> None:
         computing = " ".join(map(str, others))
         layers = f"{task.train.x.shape[1]}-{args.hidden}-{task.classes}"
         print(f"a network of {layers}: {home} sums, {computing} compute", flush=True)
-        trainer = Trainer(il, session.devices, task, settings)
+        trainer = Trainer(il, session.devices, task, settings, capture=not args.eager)
         with Progress("epoch", args.epochs) as progress:
             curve, accuracy = train(trainer, args.epochs, tested, progress)
         with threadpool_limits(threads):
@@ -296,7 +298,7 @@ def run(args: argparse.Namespace) -> None:
         hidden, files = trace_steps(trainer)
     process = f"one NumPy process, undivided, {threads} BLAS thread{'s' if threads > 1 else ''}"
     rows = [
-        (f"a step on {home} {computing}", f"{ours:.2f} ms"),
+        (f"a step on {home} {computing}, {'eager' if args.eager else 'replayed'}", f"{ours:.2f} ms"),
         (f"a step in {process}", f"{theirs:.2f} ms, {theirs / ours:.2f} x as long"),
         ("transfer time hidden behind computing", f"{hidden:.0%}"),
         ("loss curve, beside the same program's in NumPy", difference(curve, reference)),

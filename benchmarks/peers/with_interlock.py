@@ -78,7 +78,7 @@ def mlp(batch: int) -> Iterator[Trial]:
             return losses
 
         steps(CHECKED)
-        yield Trial(timed(steps, synchronize), way(trainer.hidden.numpy(), trainer.output.numpy()))
+        yield Trial(timed(steps, synchronize), way(*[layer.numpy() for layer in trainer.learned.parameters]))
 
 
 WORKLOADS: dict[str, Measured] = {

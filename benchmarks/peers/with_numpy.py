@@ -37,7 +37,7 @@ def mlp(batch: int) -> Iterator[Trial]:
             trainer.step(number % trainer.batches)
 
     steps(CHECKED)
-    yield Trial(timed(steps), way(trainer.hidden, trainer.output))
+    yield Trial(timed(steps), way(*trainer.learned.parameters))
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def steps_of(trainer: Any, epochs: int = EPOCHS) -> list[Step]:
         trainer.shuffle()
         for batch in range(trainer.batches):
             losses = trainer.step(batch)
-            issued.append((losses, trainer.hidden, trainer.output))
+            issued.append((losses, *trainer.learned.parameters))
     return [([float(part) for part in losses], np.asarray(a), np.asarray(b)) for losses, a, b in issued]
 
 
@@ -137,18 +137,18 @@ def test_gradients_are_those_of_finite_differences(task: Any) -> None:
 
     trainer = model.undivided(task, settings)
     trainer.shuffle()
-    part = trainer.parts[0]
-    before = {"hidden": trainer.hidden.copy(), "output": trainer.output.copy()}
+    step, before = model.make_step(np, "cpu", ["cpu"], 30, 0.0), trainer.learned
     trainer.step(0)
-    for name, layer in before.items():
-        gradient = layer - getattr(trainer, name)  # as the rate is 1
+    for which, layer in enumerate(before.parameters):
+        gradient = layer - trainer.learned.parameters[which]  # as the rate is 1
         numeric = np.empty_like(gradient)
         for place in np.ndindex(layer.shape):
             losses = []
             for nudge in (1e-6, -1e-6):
-                part.hidden, part.output = (each.copy() for each in before.values())
-                getattr(part, name)[place] += nudge
-                losses.append(float(part.forward(0)))
+                layers = model.Layers(*[each.copy() for each in before.parameters])
+                layers[which][place] += nudge
+                _, (loss,) = step(before._replace(copies=[layers]), trainer.batch(0), 1.0)
+                losses.append(float(loss))
             numeric[place] = (losses[0] - losses[1]) / 2e-6
         np.testing.assert_allclose(gradient, numeric, rtol=0, atol=1e-8)
 
