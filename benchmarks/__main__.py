@@ -26,6 +26,7 @@ import growth
 import issue
 import parallel
 import reading
+import replaying
 import starting
 import training
 from budgets import BUDGETS
@@ -45,6 +46,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "host": bulk.host,
     "matmul": parallel.matmul,
     "overlap": parallel.overlap,
+    "replay": replaying.replay,
     "mlp": training.mlp,
     "import": starting.importing,
     "start": starting.start,

@@ -11,12 +11,13 @@ from cores import connect_single
 from finishing import done
 from measuring import Plan, rounds, seconds
 from mlp_model import Samples, Settings, Task, Trainer, undivided
-from rows import Row, held_to
+from rows import Row, held_to, timed
 
 import interlock as il
 
 FEATURES, HIDDEN, CLASSES = 784, 256, 10
-STEPS = {64: 40, 512: 8, 4096: 2}  # in a round
+DTYPE = "float32"
+STEPS = {64: 60, 512: 16, 4096: 3}  # in a round
 
 
 def task(samples: int) -> Task:
@@ -29,13 +30,20 @@ def task(samples: int) -> Task:
 def mlp(plan: Plan) -> list[Row]:
     """Steps on one CPU worker and two device workers, all with one BLAS thread; NumPy takes each batch in one piece."""
     with connect_single(["cpu:0", "cpu:1", "cpu:2"]) as session:
-        return [step(plan, session, batch) for batch in MLP]
+        return [row for batch in MLP for row in step(plan, session, batch)]
 
 
-def step(plan: Plan, session: il.Session, batch: int) -> Row:
-    job, settings = task(2 * max(batch, 1024)), Settings(hidden=HIDDEN, batch=batch)
-    ours, numpys = Trainer(il, session.devices, job, settings), undivided(job, settings)
-    steps = STEPS[batch] if not plan.quick else max(STEPS[batch] // 2, 1)
+def step(plan: Plan, session: il.Session, batch: int) -> list[Row]:
+    """A captured step and an eager one, beside NumPy's of the whole batch; NumPy's of half the batch for comparison."""
+    job, settings = task(2 * max(batch, 1024)), Settings(hidden=HIDDEN, batch=batch, dtype=DTYPE)
+    half = settings._replace(batch=batch // 2)
+    captured, eager, numpys, halves = (
+        Trainer(il, session.devices, job, settings, capture=True),
+        Trainer(il, session.devices, job, settings),
+        undivided(job, settings),
+        undivided(job, half),
+    )
+    steps = STEPS[batch] if not plan.quick else max(STEPS[batch] // 3, 1)
 
     def run(trainer: Trainer) -> Any:
         losses: Any = None
@@ -43,11 +51,18 @@ def step(plan: Plan, session: il.Session, batch: int) -> Row:
             losses = trainer.step(number)
         return losses
 
-    ours.shuffle()
-    numpys.shuffle()
-    divided, whole = rounds(
+    for trainer in (captured, eager, numpys, halves):
+        trainer.shuffle()
+    figures = rounds(
         plan.of(13, 3),
-        lambda: done(lambda: run(ours)) / steps,
+        lambda: done(lambda: run(captured)) / steps,
         lambda: seconds(lambda: run(numpys)) / steps,
+        lambda: done(lambda: run(eager)) / steps,
+        lambda: seconds(lambda: run(halves)) / steps,
     )
-    return held_to(MLP[batch], "ms", divided, "numpy, undivided", whole)
+    replayed, whole, issued, part = figures
+    return [
+        held_to(MLP[batch], "ms", replayed, "numpy, undivided", whole),
+        timed(f"  the same, eager, batch {batch}", "ms", issued, "numpy, undivided", whole, gain=True),
+        timed(f"  the same, captured, batch {batch}", "ms", replayed, "numpy, half a batch", part),
+    ]

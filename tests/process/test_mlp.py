@@ -80,31 +80,37 @@ def relative(x: Any, y: Any) -> float:
     return float(np.abs(np.asarray(x) - y).max() / np.abs(y).max())
 
 
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("gate", ["worker", "coordinator"])
 @pytest.mark.parametrize("devices", [THREE, SIMULATED])
 def test_every_step_is_bit_equal_to_the_same_program_in_one_numpy_process(
-    gate: str, devices: str, task: Any, connected: Callable[..., Any]
+    capture: bool, gate: str, devices: str, task: Any, connected: Callable[..., Any]
 ) -> None:
     session = connected(devices, gate=gate)
-    ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS))
+    trainer = model.Trainer(il, session.devices, task, SETTINGS, capture)
+    ours = steps_of(trainer)
+    if capture:
+        assert trainer.report().startswith("make_step.<locals>.step: 1 recordings"), trainer.report()
     theirs = in_one_process(task, SETTINGS, 3, mlp.blas_threads(session.devices))
     assert len(ours) == EPOCHS * 5
     assert first_difference(ours, theirs) is None
     assert sum(ours[-1][0]) < 0.6 * sum(ours[0][0])  # it learns
 
 
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_hostile_devices_change_no_bit(seed: int, task: Any, connected: Callable[..., Any]) -> None:
+def test_hostile_devices_change_no_bit(seed: int, capture: bool, task: Any, connected: Callable[..., Any]) -> None:
     session = connected("sim:0,sim:1,sim:2", options={"seed": seed})
-    ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS), epochs=1)
+    ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS, capture), epochs=1)
     theirs = in_one_process(task, SETTINGS, 3, mlp.blas_threads(session.devices))
     assert first_difference(ours, theirs[: len(ours)]) is None
 
 
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("devices", ["cpu:0,cpu:1", "cpu:0,cpu:1,cpu:2,cpu:3"])
-def test_any_number_of_workers_will_do(devices: str, task: Any, connected: Callable[..., Any]) -> None:
+def test_any_number_of_workers_will_do(devices: str, capture: bool, task: Any, connected: Callable[..., Any]) -> None:
     session = connected(devices)
-    ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS))
+    ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS, capture))
     theirs = in_one_process(task, SETTINGS, len(session.devices), mlp.blas_threads(session.devices))
     assert first_difference(ours, theirs) is None
 
