@@ -118,13 +118,16 @@ class Captured:
         """What this call is given."""
         if self._reach.stale():
             self._reach = Reach(self._function)
-        walk = Walk()
-        walk.take(args, True)
-        if kwargs:
-            walk.take(kwargs, True)
-        for name, value in self._reach.values():
-            walk.key.append(name)
-            walk.take(value, False)
+        while True:
+            walk = Walk()
+            walk.take(args, True)
+            if kwargs:
+                walk.take(kwargs, True)
+            for name, value in self._reach.values():
+                walk.key.append(name)
+                walk.take(value, False)
+            if not self._reach.add(walk.classes, walk.functions):  # else these read more
+                break
         walk.aliases()
         sessions = {array._lane.session for array in walk.arrays}
         if len(sessions) > 1:

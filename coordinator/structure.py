@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -48,12 +49,14 @@ class Same:
 class Walk:
     """The arrays and numbers found so far, in order, and the key."""
 
-    __slots__ = ("_inside", "arrays", "key", "numbers")
+    __slots__ = ("_inside", "arrays", "classes", "functions", "key", "numbers")
 
     def __init__(self) -> None:
         self.key: list[Any] = []
         self.arrays: list[Handle] = []
         self.numbers: list[Any] = []  # that change without changing the key
+        self.classes: set[type] = set()  # of the user's, of the objects that were met
+        self.functions: list[Any] = []  # that were met
         self._inside: set[int] = set()  # objects that are being walked
 
     def take(self, value: Any, slots: bool) -> None:
@@ -113,9 +116,15 @@ class Walk:
             self._inside_of(value, self._take_items, slots)
         elif isinstance(value, MethodType):
             self.key.append(value.__func__)
+            self.functions.append(value)
             self.take(value.__self__, False)
+        elif isinstance(value, functools.partial):
+            self.functions.append(value.func)
+            self.take((value.func, value.args, value.keywords), False)
         elif isinstance(value, _ITSELF):
             self.key.append(value)
+            if kind is FunctionType:
+                self.functions.append(value)
         elif isinstance(value, (set, frozenset)):
             self.key += (kind, frozenset(value))
         elif isinstance(value, np.ndarray):
@@ -132,6 +141,7 @@ class Walk:
 
     def _take_fields(self, value: Any, names: tuple[str, ...], slots: bool) -> None:
         self.key += (type(value), names)
+        self.classes.add(type(value))
         slots = slots and dataclasses.is_dataclass(value)
         for name in names:
             self.take(getattr(value, name), slots)
