@@ -203,9 +203,9 @@ class Captured:
             numbers = iter([Number(value, tape.pins, place) for place, value in enumerate(walk.numbers)])
             args, kwargs = with_numbers(args, numbers), with_numbers(kwargs, numbers)
             before, words = self._state(args, kwargs), self._words(args, kwargs)
-            tape.begin()
-            _recording[me] = True
             try:
+                tape.begin()
+                _recording[me] = True
                 returned = self._function(*args, **kwargs)
                 if self._state(args, kwargs) != before:
                     after = self._words(args, kwargs)
@@ -225,7 +225,7 @@ class Captured:
                         f"not call the function"
                     )
             finally:
-                del _recording[me]
+                _recording.pop(me, None)
                 tape.end()
         recording = Recording(tape, walk.arrays, result.buffers, BIG)
         result.forget_recorded()
@@ -280,8 +280,17 @@ def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ..
         if session.gated:
             _issue_one_by_one(recording, arrays, numbers, base)
         else:
-            for part, lane, refs in zip(recording.parts, lanes, numbers, strict=True):
-                lane.run(part, recording.id, base, recording.bindings(part, arrays), refs)
+            runs = [
+                (lane, part, recording.bindings(part, arrays), refs)
+                for part, lane, refs in zip(recording.parts, lanes, numbers, strict=True)
+            ]
+            try:
+                for lane, part, bindings, refs in runs:
+                    lane.run(part, recording.id, base, bindings, refs)
+            except BaseException:  # Ctrl-C in between: a part of the workers alone would wait for the others for ever
+                for lane, part, bindings, refs in runs:
+                    lane.run(part, recording.id, base, bindings, refs)
+                raise
         crowded = [lane for lane in lanes if not lane.in_window()]
     session.receiver.wake()
     for lane in crowded:

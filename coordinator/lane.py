@@ -86,6 +86,7 @@ class Lane:
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
         self.credit: Pending | None = None  # of those who wait for room in the window
+        self._last_run = 0  # the base of the last run
         self._last_site: Site | None = None  # of what was sent
         self._sent_ns = 0  # when the last batch left
         self._bytes_sent = 0
@@ -135,16 +136,24 @@ class Lane:
     def run(
         self, part: Part, recording: int, base: int, bindings: tuple[Binding, ...], numbers: tuple[Ref, ...]
     ) -> None:
-        """Issue a run of a recording, and send it. The caller holds the lock, and looks for room in the window."""
+        """Issue a run of a recording, and send it; a second time it is only sent, should it not have been.
+
+        The caller holds the lock, and looks for room in the window.
+        """
+        if self.batch and self.batch[-1][0] == Control.RUN:
+            self.flush()  # of a run that Ctrl-C interrupted; nothing may come behind it in its batch
         if self.dropped:
             self.free()
+        batch = self.batch
         if recording not in self.recordings:
-            self.recordings[recording] = part
-            self.batch.append((Control.DEFINE, recording, *part.template))
+            batch.append((Control.DEFINE, recording, *part.template))
             self.sites.append(part.sites[0] if part.sites else None)
-        self.batch.append((Control.RUN, recording, base, bindings, numbers))
-        self.sites.extend(part.sites)  # a run has the numbers of all its instructions
-        self.heavy += part.weight
+            self.recordings[recording] = part
+        if self._last_run != base and not (batch and batch[-1][0] == Control.RUN and batch[-1][2] == base):
+            batch.append((Control.RUN, recording, base, bindings, numbers))
+            self._last_run = base
+            self.sites.extend(part.sites)  # a run has the numbers of all its instructions
+            self.heavy += part.weight
         self.flush()
 
     def full(self) -> None:
@@ -183,19 +192,24 @@ class Lane:
         self._last_site = self.sites[-1]
         if self.heavy:
             self._bytes_sent += self.heavy
-            self.bytes.append((first + len(self.sites) - 1, self._bytes_sent))
+            self.bytes.append((first + self._length(batch) - 1, self._bytes_sent))
         self._forward(first, batch)
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
         """Send the batch and begin the next one. If Ctrl-C comes in between, it is sent twice, and run once."""
         message, known = self._message(first, batch)
         limit = FIRST_LOOK if self.session.recorder is None else 0
-        following, fresh = first + len(self.sites), self._lists()
+        following, fresh = first + self._length(batch), self._lists()
         self._outlet.send(message)
         # These are no calls: Python does not look for signals between them.
         self.first, self.heavy, self.limit = following, 0, limit
         self.batch, self.sites = fresh
         self.specs, self.known = [], known
+
+    def _length(self, batch: list[Instruction]) -> int:
+        """How many numbers a batch takes. A run, always the last, has one for each of its instructions."""
+        last = batch[-1]
+        return len(batch) if last[0] != Control.RUN else len(batch) - 1 + len(self.recordings[last[1]].sites)
 
     def _lists(self) -> tuple[list[Instruction], list[Site | None]]:
         """The next batch and its sites, empty; while something is recorded they are the tape's."""

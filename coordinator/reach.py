@@ -95,7 +95,7 @@ class Reach:
         if isinstance(function, MethodType):
             self._note("self", {"self": function.__self__}, "self")
         elif not isinstance(function, (FunctionType, type)) and not hasattr(function, "__wrapped__"):
-            called = type(function).__dict__.get("__call__")
+            called = next((vars(base)["__call__"] for base in type(function).__mro__ if "__call__" in vars(base)), None)
             if function_of(called) is not None:
                 self._note("self", {"self": function}, "self")
                 function = called
