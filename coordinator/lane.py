@@ -141,7 +141,8 @@ class Lane:
         The caller holds the lock, and looks for room in the window.
         """
         if self.batch and self.batch[-1][0] == Control.RUN:
-            self.flush()  # of a run that Ctrl-C interrupted; nothing may come behind it in its batch
+            self._last_run = self.batch[-1][2]
+            self.flush()  # Ctrl-C came before it was sent; nothing may come behind it in its batch
         if self.dropped:
             self.free()
         batch = self.batch
@@ -149,7 +150,7 @@ class Lane:
             batch.append((Control.DEFINE, recording, *part.template))
             self.sites.append(part.sites[0] if part.sites else None)
             self.recordings[recording] = part
-        if self._last_run != base and not (batch and batch[-1][0] == Control.RUN and batch[-1][2] == base):
+        if self._last_run != base:
             batch.append((Control.RUN, recording, base, bindings, numbers))
             self._last_run = base
             self.sites.extend(part.sites)  # a run has the numbers of all its instructions
