@@ -1,9 +1,11 @@
-"""The short ways by which the commonest operations are issued: what was learned for one operand is not held for another."""
+"""The short ways by which the commonest operations are issued: what holds for one operand need not for another."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ def test_an_int_out_of_range_is_refused_in_place_after_one_in_range(session: Ses
     for _ in range(2):
         a += 7
         x += 7
-        raises_as_numpy(lambda: x.__iadd__(300), lambda: a.__iadd__(300))
+        raises_as_numpy(partial(operator.iadd, x, 300), partial(operator.iadd, a, 300))
     assert x.tolist() == a.tolist()
 
 
