@@ -67,8 +67,10 @@ class Captured:
         entry, numbers = self._find(walk)
         if entry is None:
             with self._turn:
-                entry = self._record(args, kwargs, walk, session)
-            numbers = [number_refs(part.numbers, walk.numbers) for part in entry.recording.parts]
+                entry, numbers = self._find(walk)  # another thread may have recorded it meanwhile
+                if entry is None:
+                    entry = self._record(args, kwargs, walk, session)
+                    numbers = [number_refs(part.numbers, walk.numbers) for part in entry.recording.parts]
         elif self._verify:
             again = self._tape(args, kwargs, walk, session)[0]
             difference = entry.recording.difference(again)
@@ -114,20 +116,26 @@ class Captured:
 
     # -- looking
 
+    def _walk(self, args: Any, kwargs: Any, reach: Reach) -> Walk:
+        walk = Walk(reach.names)
+        walk.take(args, True)
+        if kwargs:
+            walk.take(kwargs, True)
+        for name, value in reach.values():
+            walk.key.append(name)
+            walk.take(value, False)
+        return walk
+
     def _look(self, args: Any, kwargs: Any) -> tuple[Walk, Session]:
         """What this call is given."""
-        if self._reach.stale():
-            self._reach = Reach(self._function)
+        reach, anew = self._reach, False
         while True:
-            walk = Walk()
-            walk.take(args, True)
-            if kwargs:
-                walk.take(kwargs, True)
-            for name, value in self._reach.values():
-                walk.key.append(name)
-                walk.take(value, False)
-            if not self._reach.add(walk.classes, walk.functions):  # else these read more
+            walk = self._walk(args, kwargs, reach)
+            if walk.functions.keys() == reach.met:
                 break
+            # Others stand where some did, or some are met for the first time: these read more.
+            reach, anew = Reach(self._function, walk.functions if anew else ()), True
+        self._reach = reach
         walk.aliases()
         sessions = {array._lane.session for array in walk.arrays}
         if len(sessions) > 1:
@@ -144,7 +152,7 @@ class Captured:
             if all(_same(walk.numbers[place], value) for place, value in entry.pins):
                 try:
                     return entry, [number_refs(part.numbers, walk.numbers) for part in entry.recording.parts]
-                except TypeError:  # what was computed from the numbers is of another type now
+                except Exception:  # what is computed from the numbers is of another type now, or cannot be
                     continue
         return None, []
 
@@ -233,12 +241,7 @@ class Captured:
 
     def _state(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """What the function must leave as it is."""
-        walk = Walk()
-        walk.take(args, True)
-        walk.take(kwargs, True)
-        for name, value in self._reach.values():
-            walk.key.append(name)
-            walk.take(value, False)
+        walk = self._walk(args, kwargs, self._reach)
         return walk.key, [id(array) for array in walk.arrays], [id(number) for number in walk.numbers]
 
     def _words(self, args: Any, kwargs: Any) -> dict[str, str]:

@@ -24,6 +24,7 @@ import numpy as np
 from ..protocol.operations import BY_NAME, Operation
 from ..protocol.specs import Spec, packed_strides, spec
 from . import views
+from .numbers import Number
 
 Scalar = bool | int | float | complex | np.generic
 Operand = Spec | Scalar
@@ -144,10 +145,12 @@ def encode_scalar(operation: Operation, operands: tuple[Operand, ...], position:
     return dtype.str, box.tobytes()
 
 
-def scalar_ref(value: Scalar | None) -> Ref | None:
+def scalar_ref(value: Scalar | Number | None) -> Ref | None:
     """The reference for a scalar among static values, where no array decides what it becomes."""
     if value is None:
         return None
+    if type(value) is Number:
+        return scalar_ref(value.pinned())
     if isinstance(value, np.generic) or not isinstance(value, (bool, int, float)):
         typed = np.asarray(value)
         check_dtype(typed.dtype)
@@ -174,6 +177,8 @@ def weak_key(value: Scalar) -> object:
 
 def fast_power(dtype: np.dtype[Any], exponent: object) -> Operation | None:
     """The operation by which NumPy's `**` (not `numpy.power`) computes this power, if another than `power`."""
+    if type(exponent) is Number:
+        exponent = exponent.pinned()
     if type(exponent) is int and exponent == 2:
         return BY_NAME["square"]
     if dtype.kind in "fc":

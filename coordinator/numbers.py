@@ -8,6 +8,7 @@ argument is *pinned*: its value becomes part of what the recording is good for.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, Final
@@ -37,7 +38,7 @@ class Number:
         if self._function is None:
             return arguments[self.place]
         return self._function(
-            *[each.evaluate(arguments) if isinstance(each, Number) else each for each in self._operands]
+            *[each.evaluate(arguments) if type(each) is Number else each for each in self._operands]
         )
 
     def pinned(self) -> Any:
@@ -45,9 +46,14 @@ class Number:
         if self._function is None:
             self.pins.add(self.place)
         for each in self._operands:
-            if isinstance(each, Number):
+            if type(each) is Number:
                 each.pinned()
         return self.value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """So that isinstance says of it what it says of the number."""
+        return type(self.value)
 
     @property
     def ndim(self) -> int:
@@ -58,9 +64,11 @@ class Number:
         return ()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or options or not all(isinstance(each, (Number, *PLAIN)) for each in inputs):
+        if method == "__call__" and not options and all(isinstance(each, PLAIN) for each in inputs):
+            return _computed(ufunc, inputs)
+        if any(not isinstance(each, (*PLAIN, np.ndarray)) for each in inputs):
             return NotImplemented
-        return _computed(ufunc, inputs)
+        return getattr(ufunc, method)(*[each.pinned() if type(each) is Number else each for each in inputs], **options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self.pinned(), dtype)
@@ -74,8 +82,14 @@ class Number:
 
 def _computed(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     """The number that a function gives; a plain value where the result is not one that runs can bring along."""
-    value = function(*[each.value if isinstance(each, Number) else each for each in operands])
-    first = next(each for each in operands if isinstance(each, Number))
+    first = next(each for each in operands if type(each) is Number)
+    try:
+        value = function(*[each.value if type(each) is Number else each for each in operands])
+    except Exception:  # whoever catches this goes another way than with other numbers
+        for each in operands:
+            if type(each) is Number:
+                each.pinned()
+        raise
     made = Number(value, first.pins, -1, function, operands)
     return made if type(value) is float or isinstance(value, np.generic) else made.pinned()
 
@@ -84,7 +98,7 @@ def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     function = getattr(operator, name)
 
     def method(self: Number, other: Any) -> Any:
-        if not isinstance(other, (Number, *PLAIN)):
+        if not isinstance(other, PLAIN):
             return NotImplemented
         return _computed(function, (other, self) if reflected else (self, other))
 
@@ -97,22 +111,22 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Number, *others: Any) -> Any:
-        return function(self.pinned(), *[each.pinned() if isinstance(each, Number) else each for each in others])
+        return function(self.pinned(), *[each.pinned() if type(each) is Number else each for each in others])
 
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Number, f"__{_name}__", _binary(_name))
-    setattr(Number, f"__r{_name}__", _binary(_name, reflected=True))
-for _name in ("neg", "pos", "abs"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"):
+    setattr(Number, f"__{_name.rstrip('_')}__", _binary(_name))
+    setattr(Number, f"__r{_name.rstrip('_')}__", _binary(_name, reflected=True))
+for _name in ("neg", "pos", "abs", "invert"):
     setattr(Number, f"__{_name}__", _unary(getattr(operator, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "index"):
     setattr(Number, f"__{_name}__", _asking(getattr(operator, _name)))
 _ASKING: dict[str, Callable[..., Any]] = {
     "bool": bool, "int": int, "float": float, "complex": complex, "hash": hash, "repr": repr, "str": str,
-    "format": format, "round": round, "divmod": divmod, "trunc": int, "floor": lambda x: x.__floor__(),
-    "ceil": lambda x: x.__ceil__(),
+    "format": format, "round": round, "divmod": divmod, "rdivmod": lambda x, other: divmod(other, x),
+    "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
 }  # fmt: skip
 for _name, _function in _ASKING.items():
     setattr(Number, f"__{_name}__", _asking(_function))

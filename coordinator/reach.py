@@ -1,19 +1,18 @@
-"""What a function reads besides its arguments: closure cells and globals, its own and those of the functions it calls.
+"""What a function reads besides its arguments: closure cells, globals and defaults, its own and those of its callees.
 
-`Reach` names the places once; `values` looks at what is there now. Functions are followed where they are found, classes
-of the user's by all their methods, modules of the user's by the attributes that the code names; defaults of parameters,
-what a method or a partial is bound to, and plain attributes of classes count as well. What libraries define is not
-looked into.
+`Reach` names the places; `values` looks at what is there now. Which functions are callees is found by walking those
+values (`structure.py`): whatever function of the user's is met there, methods that the code names included, is
+followed. Modules of the user are followed by the attributes that the code names. Functions and modules of libraries
+are not looked into, and neither is what a function reaches through objects of a class that a library defines.
 """
 
 from __future__ import annotations
 
-import builtins
+import dis
 import functools
 import os
-import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -29,6 +28,7 @@ _LIBRARIES: Final = tuple(
 _MISSING: Final = object()
 
 
+@functools.lru_cache(4096)
 def of_library(file: str | None) -> bool:
     """Whether code in this file is a library's, Interlock's own included."""
     return file is None or file.startswith("<frozen") or file.startswith(_LIBRARIES)
@@ -36,141 +36,99 @@ def of_library(file: str | None) -> bool:
 
 def function_of(value: Any) -> FunctionType | None:
     """The Python function behind something that is called, if it is one of the user's."""
-    while True:
+    while not isinstance(value, type):
         if isinstance(value, MethodType):
             value = value.__func__
-        elif hasattr(value, "__wrapped__") and not isinstance(value, type):
+        elif isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, FunctionType) and not of_library(value.__code__.co_filename):
+            return value
+        elif hasattr(value, "__wrapped__"):
             value = value.__wrapped__
         else:
             break
-    if isinstance(value, FunctionType) and not of_library(value.__code__.co_filename):
-        return value
     return None
 
 
 class Reach:
-    """The places that a function and its callees read, as they were found; `stale` says when to look again."""
+    """The places that a function and the callees met so far read."""
 
-    def __init__(self, function: Any) -> None:
-        self._places: list[tuple[str, Any, Any]] = []  # (name, mapping, cell, function or object, key)
-        self._followed: list[tuple[int, Any]] = []  # (place, the function that was there)
+    def __init__(self, function: Any, met: Collection[FunctionType] = ()) -> None:
+        """`met`: functions found by walking the arguments, and the values of a smaller reach."""
+        self.met = set(met)
+        self.names: set[str] = set()  # attributes that the code names, as far as it is followed
+        self._places: list[tuple[str, Any, Any]] = []  # (name, mapping or cell or function, key)
+        self._noted: set[tuple[int, Any]] = set()
         self._seen: set[int] = set()
-        self._classes: set[type] = set()
-        self._met: dict[int, Any] = {}  # functions by identity, kept so that it stays theirs
-        self._add_called(function)
+        found = function_of(function)
+        if found is not function:
+            self._note("the function itself", {"": function}, "")
+        for each in (found, *met):
+            if each is not None:
+                self._follow(each)
 
     def values(self) -> list[tuple[str, Any]]:
         """(name, what is there now) of each place that holds something."""
         found = []
         for name, where, key in self._places:
             value = _look(where, key)
-            if value is not _MISSING:
+            if value is not _MISSING and not isinstance(value, ModuleType):
                 found.append((name, value))
         return found
-
-    def stale(self) -> bool:
-        """Whether another function stands where one was followed."""
-        places = self._places
-        return any(_look(*places[place][1:]) is not was for place, was in self._followed)
-
-    def add(self, classes: set[type], functions: Iterable[Any]) -> bool:
-        """Follow the methods of these classes of the user's, and these functions. True if any was new."""
-        new = classes - self._classes
-        for cls in new:
-            self._follow_class(cls)
-        for function in functions:
-            if id(function) not in self._met:
-                self._met[id(function)] = function
-                if (found := function_of(function)) is not None:
-                    new.add(object)
-                    self._follow(found)
-        return bool(new)
-
-    def _add_called(self, function: Any) -> None:
-        """What is called, with all that is bound to it."""
-        if isinstance(function, functools.partial):
-            self._note("the partial's arguments", {"bound": (function.args, function.keywords)}, "bound")
-            self._add_called(function.func)
-            return
-        if isinstance(function, MethodType):
-            self._note("self", {"self": function.__self__}, "self")
-        elif not isinstance(function, (FunctionType, type)) and not hasattr(function, "__wrapped__"):
-            called = next((vars(base)["__call__"] for base in type(function).__mro__ if "__call__" in vars(base)), None)
-            if function_of(called) is not None:
-                self._note("self", {"self": function}, "self")
-                function = called
-        found = function_of(function)
-        if found is not None:
-            self._follow(found)
 
     def _follow(self, function: FunctionType) -> None:
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
+        for key in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, key):
+                self._note(f"{function.__name__}.{key}", function, key)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._note(name, cell, None)
-        if function.__defaults__ or function.__kwdefaults__:
-            self._note(f"{function.__name__}'s defaults", function, "__defaults__")
-            self._note(f"{function.__name__}'s defaults by name", function, "__kwdefaults__")
-        for code in _codes(function.__code__):
-            for name in code.co_names:
-                if name in function.__globals__:
-                    self._note(name, function.__globals__, name)
-                    value = function.__globals__[name]
-                    if isinstance(value, ModuleType):
-                        self._follow_module(value, code)
+        globals_, attributes = _names(function.__code__)
+        self.names.update(attributes)
+        for name in globals_:
+            self._note(name, function.__globals__, name)  # one that is not there yet, too
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                self._follow_module(value, attributes)
 
-    def _follow_module(self, module: ModuleType, code: CodeType) -> None:
-        file = getattr(module, "__file__", None)
-        if file is None or of_library(file):
+    def _follow_module(self, module: ModuleType, attributes: tuple[str, ...]) -> None:
+        if id(module) in self._seen or of_library(getattr(module, "__file__", None)):
             return
-        for name in code.co_names:
+        for name in attributes:
             if name in vars(module):
                 self._note(f"{module.__name__}.{name}", vars(module), name)
-
-    def _follow_class(self, cls: type) -> None:
-        """A class's methods, and the plain values among its attributes."""
-        self._classes.add(cls)
-        for base in cls.__mro__:
-            if base is object or _of_library_class(base):
-                continue
-            for name, value in vars(base).items():
-                inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-                if (found := function_of(inner)) is not None:
-                    self._follow(found)
-                elif not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__"):
-                    self._note(f"{base.__name__}.{name}", vars(base), name)
+                value = vars(module)[name]
+                if isinstance(value, ModuleType) and value is not module:
+                    self._follow_module(value, attributes)
 
     def _note(self, name: str, where: Any, key: Any) -> None:
-        if any(each[1] is where and each[2] == key for each in self._places):
-            return
-        value = _look(where, key)
-        if isinstance(value, ModuleType) or value is builtins:
-            return
-        self._places.append((name, where, key))
-        if isinstance(value, type) and not _of_library_class(value):
-            self._follow_class(value)
-        followed = function_of(value)
-        if followed is not None:
-            self._followed.append((len(self._places) - 1, value))
-            self._follow(followed)
-
-
-def _of_library_class(cls: type) -> bool:
-    if cls.__module__ == "__main__":
-        return False
-    return cls.__module__ == "builtins" or of_library(getattr(sys.modules.get(cls.__module__), "__file__", None))
+        if (id(where), key) not in self._noted:
+            self._noted.add((id(where), key))
+            self._places.append((name, where, key))
 
 
 def _look(where: Any, key: Any) -> Any:
-    if isinstance(where, FunctionType):
-        return getattr(where, key)
-    if key is not None:
-        return where.get(key, _MISSING)
-    try:
-        return where.cell_contents
-    except ValueError:
-        return _MISSING
+    if key is None:
+        try:
+            return where.cell_contents
+        except ValueError:
+            return _MISSING
+    return where.get(key, _MISSING) if isinstance(where, dict) else getattr(where, key)
+
+
+@functools.lru_cache(1024)
+def _names(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that the code and what is defined inside it read, and the attributes of anything."""
+    globals_: dict[str, None] = {}
+    attributes: dict[str, None] = {}
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                globals_[instruction.argval] = None
+        attributes.update(dict.fromkeys(each.co_names))
+    return tuple(globals_), tuple(attributes)
 
 
 def _codes(code: CodeType) -> list[CodeType]:

@@ -1,18 +1,21 @@
 """What is inside the arguments of a captured function: the arrays and numbers in any nesting, and a key of the rest.
 
-Containers (tuples, lists, dicts, sets), dataclasses and objects of the user's own classes are walked; functions,
-types and what libraries define stand for themselves. Equal keys mean that a recording made with the one is good for
-the other: same nesting, same specs and lanes of the arrays, same plain values.
+Containers (tuples, lists, dicts, sets), dataclasses, objects of the user's own classes, and these classes are walked;
+functions and what libraries define stand for themselves. Equal keys mean that a recording made with the one is good
+for the other: same nesting, same specs and lanes of the arrays, same plain values.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any, Final
 
 import numpy as np
@@ -20,10 +23,11 @@ import numpy as np
 from .issue import Handle
 from .numbers import Number
 from .random import Generator
-from .reach import of_library
+from .reach import function_of, of_library
 
-_BY_VALUE: Final = frozenset((int, bool, str, bytes, complex, type(None), type(Ellipsis)))
-_ITSELF: Final = (FunctionType, BuiltinFunctionType, type, np.ufunc, np.dtype)
+_BY_VALUE: Final = frozenset((int, bool, str, bytes, range, type(None), type(Ellipsis)))
+_ITSELF: Final = (FunctionType, BuiltinFunctionType, type, np.ufunc, np.dtype, enum.Enum)
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 SMALL: Final = 4096  # bytes; a NumPy array of no more is part of the key by its elements
 
 
@@ -47,17 +51,19 @@ class Same:
 
 
 class Walk:
-    """The arrays and numbers found so far, in order, and the key."""
+    """The arrays and numbers found so far, in order, the key, and the user's functions that were met."""
 
-    __slots__ = ("_inside", "arrays", "classes", "functions", "key", "numbers")
+    __slots__ = ("_classes", "_inside", "_named", "arrays", "functions", "key", "numbers")
 
-    def __init__(self) -> None:
+    def __init__(self, named: Collection[str] = ()) -> None:
+        """`named`: of a class, the methods that count; those with a name like __call__ always do."""
         self.key: list[Any] = []
         self.arrays: list[Handle] = []
         self.numbers: list[Any] = []  # that change without changing the key
-        self.classes: set[type] = set()  # of the user's, of the objects that were met
-        self.functions: list[Any] = []  # that were met
-        self._inside: set[int] = set()  # objects that are being walked
+        self.functions: dict[FunctionType, None] = {}  # a set that keeps its order
+        self._named = named
+        self._classes: set[type[Any]] = set()  # that were walked
+        self._inside: dict[int, int] = {}  # objects that are being walked, with how deep they are
 
     def take(self, value: Any, slots: bool) -> None:
         """Walk a value. `slots`: its floats and NumPy scalars may change, otherwise they are part of the key."""
@@ -73,60 +79,66 @@ class Walk:
                 type(ref) is int or (value._base is not None and getattr(value, "_frozen", False)) + 2,
             )
             self.arrays.append(value)
+        elif kind is Number:
+            self.key.append(float if type(value.value) is float else value.value.dtype)
+            self.numbers.append(value)
         elif kind is float or isinstance(value, np.generic):
             if slots:
                 self.key.append(kind if kind is float else value.dtype)
                 self.numbers.append(value)
             else:
                 self.key += (kind, value.hex() if kind is float else value.tobytes())
-        elif kind is Number:
-            self.key.append(float if type(value.value) is float else value.value.dtype)
-            self.numbers.append(value)
-        elif kind is tuple or kind is list:
-            self._inside_of(value, self._take_items, slots)
-        elif kind is dict:
-            self._inside_of(value, self._take_dict, slots)
+        elif kind is tuple or kind is list or kind is dict:
+            self._inside_of(value, slots)
         else:
             self._take_other(value, kind, slots)
 
-    def _inside_of(self, value: Any, walk: Callable[[Any, bool], None], slots: bool) -> None:
-        if id(value) in self._inside:
-            self.key.append("again")  # it holds itself
+    def _inside_of(self, value: Any, slots: bool) -> None:
+        """Walk what is inside an object, unless that is being done already."""
+        depth = self._inside.setdefault(id(value), len(self._inside))
+        if depth != len(self._inside) - 1:
+            self.key += ("again", depth)  # it holds itself
             return
-        self._inside.add(id(value))
-        walk(value, slots)
-        self._inside.discard(id(value))
-
-    def _take_items(self, value: Any, slots: bool) -> None:
-        self.key += (type(value), len(value))
-        for each in value:
-            self.take(each, slots)
-
-    def _take_dict(self, value: Any, slots: bool) -> None:
-        self.key += (dict, len(value))
-        for name, each in value.items():
-            self.key.append(name)
-            self.take(each, slots)
+        if isinstance(value, _CONTAINERS):
+            slots = slots and changes_inside(value)
+            self.key += (type(value), len(value))
+            if isinstance(value, dict):
+                for name, each in value.items():
+                    if type(name) is str:
+                        self.key.append(name)
+                    else:
+                        self.take(name, False)
+                    self.take(each, slots)
+            else:
+                for each in value:
+                    self.take(each, slots)
+        if type(value) not in _PLAIN:
+            self._take_fields(value, slots)
+        del self._inside[id(value)]
 
     def _take_other(self, value: Any, kind: type[Any], slots: bool) -> None:
-        if isinstance(value, Generator):
+        if kind is complex:
+            self.key += (kind, value.real.hex(), value.imag.hex())
+        elif isinstance(value, Generator):
             self.key.append(kind)
             self.take(value._state, slots)
-        elif isinstance(value, tuple):
-            self._inside_of(value, self._take_items, slots)
         elif isinstance(value, MethodType):
-            self.key.append(value.__func__)
-            self.functions.append(value)
+            self.take(value.__func__, False)
             self.take(value.__self__, False)
-        elif isinstance(value, functools.partial):
-            self.functions.append(value.func)
-            self.take((value.func, value.args, value.keywords), False)
         elif isinstance(value, _ITSELF):
             self.key.append(value)
-            if kind is FunctionType:
-                self.functions.append(value)
-        elif isinstance(value, (set, frozenset)):
-            self.key += (kind, frozenset(value))
+            if isinstance(value, type):
+                self._take_class(value)
+            else:
+                self._meet(value)
+        elif isinstance(value, functools.partial):
+            self.key.append(kind)
+            self._inside_of([value.func, value.args, value.keywords], False)
+        elif kind is slice:
+            self.key.append(kind)
+            self._inside_of([value.start, value.stop, value.step], False)
+        elif kind is bytearray:
+            self.key += (kind, bytes(value))
         elif isinstance(value, np.ndarray):
             if slots:
                 raise Refused(
@@ -134,17 +146,47 @@ class Walk:
                     f"make an array on a device of it first, such as interlock.asarray(x, device='cpu:0')"
                 )
             self.key.append((value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= SMALL else Same(value))
-        elif names := fields_of(value):
-            self._inside_of(value, lambda value, slots: self._take_fields(value, names, slots), slots)
+        elif isinstance(value, _CONTAINERS) or fields_of(value):
+            self._inside_of(value, slots)
         else:
             self.key.append(Same(value))
+            self._meet(value)
+            self._take_class(kind)
 
-    def _take_fields(self, value: Any, names: tuple[str, ...], slots: bool) -> None:
+    def _take_fields(self, value: Any, slots: bool) -> None:
+        names = fields_of(value)
         self.key += (type(value), names)
-        self.classes.add(type(value))
-        slots = slots and dataclasses.is_dataclass(value)
+        slots = slots and changes_inside(value)
         for name in names:
             self.take(getattr(value, name), slots)
+        self._take_class(type(value))
+
+    def _take_class(self, kind: type[Any]) -> None:
+        """What the user's classes hold themselves: values, and methods."""
+        if kind in self._classes or not of_user(kind) or issubclass(kind, enum.Enum):
+            return
+        self._classes.add(kind)
+        for base in kind.__mro__:
+            if not of_user(base):
+                continue
+            for name, each in vars(base).items():
+                dunder = name.startswith("__")
+                if isinstance(each, (staticmethod, classmethod)):
+                    each = each.__func__
+                if isinstance(each, property):
+                    if name in self._named:
+                        self._inside_of([each.fget, each.fset], False)
+                elif isinstance(each, FunctionType):
+                    if dunder or name in self._named:
+                        self.take(each, False)
+                elif not dunder and not isinstance(each, MemberDescriptorType):
+                    self.key.append(name)
+                    self.take(each, False)
+
+    def _meet(self, value: Any) -> None:
+        function = function_of(value)
+        if function is not None:
+            self.functions[function] = None
 
     def aliases(self) -> None:
         """Add to the key which arrays look into the same memory, and where: only where any do."""
@@ -158,20 +200,41 @@ class Walk:
             self.key.append((first[buffer], _offset(ref) - _offset(start)))
 
 
+_PLAIN: Final = frozenset((list, tuple, dict, set, frozenset, deque))
+
+
 def _offset(ref: Any) -> int:
     return 0 if type(ref) is int else ref[1]
+
+
+def changes_inside(value: Any) -> bool:
+    """Whether numbers inside may change from call to call: of what `with_numbers` can make another of."""
+    kind = type(value)
+    if isinstance(value, _CONTAINERS):
+        return kind is list or kind is dict or isinstance(value, tuple)
+    return dataclasses.is_dataclass(kind)
+
+
+_known: weakref.WeakKeyDictionary[type[Any], bool] = weakref.WeakKeyDictionary()
+
+
+def of_user(kind: type[Any]) -> bool:
+    """Whether a class is the user's own."""
+    found = _known.get(kind)
+    if found is None:
+        name = kind.__module__
+        file = getattr(sys.modules.get(name), "__file__", None)
+        found = name == "__main__" or (name != "builtins" and not of_library(file))
+        _known[kind] = found
+    return found
 
 
 def fields_of(value: Any) -> tuple[str, ...]:
     """The attributes that are walked: of a dataclass, or of an object whose class is the user's own."""
     kind = type(value)
-    if dataclasses.is_dataclass(kind):
-        return tuple([field.name for field in dataclasses.fields(kind)])
-    module = sys.modules.get(kind.__module__)
-    library = kind.__module__ != "__main__" and of_library(getattr(module, "__file__", None))
-    if library or kind.__module__ == "builtins":
-        return tuple(vars(value)) if kind.__name__ == "SimpleNamespace" else ()
-    slots = [name for base in kind.__mro__ for name in _names(getattr(base, "__slots__", ()))]
+    if not (of_user(kind) or dataclasses.is_dataclass(kind) or kind.__name__ == "SimpleNamespace"):
+        return ()
+    slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))]
     names = (*slots, *getattr(value, "__dict__", ()))
     return tuple([name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)])
 
@@ -180,32 +243,35 @@ def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def with_numbers(value: Any, numbers: Iterator[Any]) -> Any:
+def with_numbers(value: Any, numbers: Iterator[Any], inside: tuple[int, ...] = ()) -> Any:
     """The same nesting with other numbers in the places of floats and NumPy scalars, in the order of `Walk`."""
     kind = type(value)
     if kind in _BY_VALUE or isinstance(value, Handle):
         return value
     if kind is float or isinstance(value, np.generic):
         return next(numbers)
-    if isinstance(value, (tuple, list)):
-        items = [with_numbers(each, numbers) for each in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return items if kind is list else tuple.__new__(kind, items)
+    if id(value) in inside or isinstance(value, type) or not changes_inside(value):
+        return value
+    inside = (*inside, id(value))
     if kind is dict:
-        made = {name: with_numbers(each, numbers) for name, each in value.items()}
+        made = {name: with_numbers(each, numbers, inside) for name, each in value.items()}
         return value if all(made[name] is value[name] for name in value) else made
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {}
-        for name in fields_of(value):
-            old = getattr(value, name)
-            new = with_numbers(old, numbers)
-            if new is not old:
-                changed[name] = new
-        if changed:
-            value = copy.copy(value)
-            for name, new in changed.items():
-                object.__setattr__(value, name, new)
+    if isinstance(value, (tuple, list)):
+        items = [with_numbers(each, numbers, inside) for each in value]
+        if any(new is not old for new, old in zip(items, value, strict=True)):
+            value = items if kind is list else tuple.__new__(kind, items)
+        if kind is list or kind is tuple:
+            return value
+    changed = {}
+    for name in fields_of(value):
+        old = getattr(value, name)
+        new = with_numbers(old, numbers, inside)
+        if new is not old:
+            changed[name] = new
+    if changed:
+        value = copy.copy(value)
+        for name, new in changed.items():
+            object.__setattr__(value, name, new)
     return value
 
 
@@ -231,7 +297,7 @@ def described(value: Any, path: str, found: dict[str, str], slots: bool, depth: 
         found[path] = f"a {type(value).__name__}"
         for name in names:
             described(
-                getattr(value, name), f"{path}.{name}", found, slots and dataclasses.is_dataclass(value), depth + 1
+                getattr(value, name), f"{path}.{name}", found, slots and changes_inside(value), depth + 1
             )
     else:
         text = repr(value) if type(value) in _BY_VALUE or isinstance(value, (float, np.generic)) else ""
