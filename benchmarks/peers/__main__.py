@@ -86,6 +86,8 @@ def _run() -> int:
         code = main()
         print(end="", flush=True)
         return code
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

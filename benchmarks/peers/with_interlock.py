@@ -1,4 +1,4 @@
-"""Interlock: one program, a worker process for each device, one BLAS thread each."""
+"""Interlock: one program, a worker process for each device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def synchronize(held: object) -> None:
 
 @contextmanager
 def small(kind: str) -> Iterator[Trial]:
-    with connect_single(["cpu:0"]):
+    with il.connect(devices=["cpu:0"]):
         x, y = il.ones(NUMBERS), il.ones(NUMBERS)
 
         def sums(n: int) -> None:
@@ -50,7 +50,7 @@ def small(kind: str) -> Iterator[Trial]:
 
 @contextmanager
 def large(copied: bool) -> Iterator[Trial]:
-    with connect_single(["cpu:0", "cpu:1"]) as session:
+    with il.connect(devices=["cpu:0", "cpu:1"]) as session:
         source, target = session.devices
         x = il.ones(MIB64 // 8, device=source)
         il.synchronize()
@@ -66,7 +66,7 @@ def large(copied: bool) -> Iterator[Trial]:
 
 @contextmanager
 def mlp(batch: int) -> Iterator[Trial]:
-    """The parameters on cpu:0, half of each batch on the others."""
+    """The parameters on cpu:0, half of each batch on the others, one BLAS thread each."""
     with connect_single(["cpu:0", "cpu:1", "cpu:2"]) as session:
         trainer = Trainer(il, session.devices, task(batch), settings(batch))
         trainer.shuffle()
