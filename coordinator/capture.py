@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -27,7 +28,7 @@ from .lane import BIG
 from .numbers import Number
 from .random import Generator
 from .reach import Reach
-from .recording import NOWHERE, CaptureError, Recording, Tape, buffer_of, number_refs
+from .recording import CaptureError, Recording, Tape, buffer_of, number_refs
 from .session import Session
 from .structure import Walk, described, fields_of, with_numbers
 
@@ -72,8 +73,10 @@ class Captured:
                     entry = self._record(args, kwargs, walk, session)
                     numbers = [number_refs(part.numbers, walk.numbers) for part in entry.recording.parts]
         elif self._verify:
-            again = self._tape(args, kwargs, walk, session)[0]
+            again, result, _ = self._tape(args, kwargs, walk, session)
             difference = entry.recording.difference(again)
+            if difference is None and result.said != entry.result.said:
+                difference = "what it returns is something else"
             if difference is not None:
                 raise CaptureError(
                     f"{self._name} did something else than when it was recorded, though its arguments are alike: "
@@ -224,9 +227,9 @@ class Captured:
                     )
                 result = Result(returned, tape, walk, self._name)
                 del returned
-                if tape.escaped(result.buffers) is not None:
+                if tape.escaped() is not None:
                     gc.collect()
-                escaped = tape.escaped(result.buffers)
+                escaped = tape.escaped()
                 if escaped is not None:
                     raise CaptureError(
                         f"{self._name} keeps an array that it made, at {escaped}: return it instead, as a replay does "
@@ -236,7 +239,6 @@ class Captured:
                 _recording.pop(me, None)
                 tape.end()
         recording = Recording(tape, walk.arrays, result.buffers, BIG)
-        result.forget_recorded()
         return recording, result, tape.pins
 
     def _state(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
@@ -345,7 +347,7 @@ class Result:
 
     def __init__(self, returned: Any, tape: Tape, walk: Walk, name: str) -> None:
         self.buffers: set[int] = set()  # made on the tape, to be there after the run
-        self._recorded: list[Handle] = []
+        self.said: list[Any] = []  # what is returned, to compare
         self._slots = tape.slots()
         self._given = {id(array): place for place, array in enumerate(walk.arrays)}
         self._groups = {buffer_of(array._ref): place for place, array in reversed([*enumerate(walk.arrays)])}
@@ -358,20 +360,16 @@ class Result:
         """What a run with this base returns."""
         return self._make(base, walk, {})
 
-    def forget_recorded(self) -> None:
-        """The arrays on the tape never were: their handles free nothing."""
-        for each in self._recorded:
-            each._base = NOWHERE
-        self._recorded.clear()
-
     def _maker(self, value: Any) -> _Maker:
         kind = type(value)
+        self.said.append(kind)
         if isinstance(value, Handle):
             return self._array_maker(value)
         if isinstance(value, Generator):
             state = self._maker(value._state)
             return lambda base, walk, roots: Generator(state(base, walk, roots))
         if kind is Number:
+            self.said.append(value.expression())
             return lambda base, walk, roots: value.evaluate(walk.numbers)
         if kind is list or isinstance(value, tuple):
             parts = [self._maker(each) for each in value]
@@ -381,15 +379,19 @@ class Result:
                 return lambda base, walk, roots: [part(base, walk, roots) for part in parts]
             return lambda base, walk, roots: tuple.__new__(kind, [part(base, walk, roots) for part in parts])
         if kind is dict:
-            named = {key: self._maker(each) for key, each in value.items()}
+            named = {key.pinned() if type(key) is Number else key: self._maker(each) for key, each in value.items()}
+            self.said.append(list(named))
             return lambda base, walk, roots: {key: part(base, walk, roots) for key, part in named.items()}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._dataclass_maker(value)
-        if isinstance(value, np.ndarray) or fields_of(value):
+        if isinstance(value, (np.ndarray, set, frozenset, dict, list, deque, bytearray)) or fields_of(value):
             raise CaptureError(
                 f"{self._name} returns a {kind.__name__}, which a replay cannot make: return arrays on devices, "
                 f"numbers, and tuples, lists, dicts and dataclasses of them"
             )
+        said = Walk()
+        said.take(value, False)
+        self.said += said.key
         return lambda base, walk, roots: value
 
     def _dataclass_maker(self, value: Any) -> _Maker:
@@ -409,6 +411,7 @@ class Result:
     def _array_maker(self, value: Handle) -> _Maker:
         place = self._given.get(id(value))
         if place is not None:
+            self.said.append(("given", place))
             return lambda base, walk, roots: walk.arrays[place]
         buffer = buffer_of(value._ref)
         assert buffer is not None
@@ -417,7 +420,7 @@ class Result:
             return self._given_view_maker(value, self._groups.get(buffer))
         self.buffers.add(buffer)
         root = value if value._base is None else value._base
-        self._recorded.append(root)
+        self.said.append((slot, None if value is root else value._ref[1:]))  # type: ignore[index]
         kind, lane, spec, shift = type(root), root._lane, root._spec, slot * NEXT_OUTPUT
 
         def whole(base: int, walk: Walk, roots: dict[int, Handle]) -> Any:
@@ -444,6 +447,7 @@ class Result:
                 f"{self._name} returns an array that it was not given and did not make: pass it as an argument"
             )
         given = self._arrays[place]
+        self.said.append(("view", place, value._ref if type(value._ref) is int else value._ref[1:]))  # type: ignore[index]
         start = 0 if type(given._ref) is int else given._ref[1]  # type: ignore[index]
         kind, spec, frozen = type(value), value._spec, getattr(value, "_frozen", False)
         if type(value._ref) is int:

@@ -41,6 +41,15 @@ class Number:
             *[each.evaluate(arguments) if type(each) is Number else each for each in self._operands]
         )
 
+    def expression(self) -> tuple[Any, ...]:
+        """How it is computed, to compare."""
+        if self._function is None:
+            return ("argument", self.place)
+        return (
+            self._function,
+            *[each.expression() if type(each) is Number else (type(each), repr(each)) for each in self._operands],
+        )
+
     def pinned(self) -> Any:
         """The value itself: what follows from it holds for this value alone."""
         if self._function is None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .session import Session
 
 _get_ident = threading.get_ident
-NOWHERE: Final = Handle()  # the base of handles whose arrays never were
 
 
 class CaptureError(InterlockError):
@@ -145,9 +144,9 @@ class Tape:
         """Raise for something that cannot be recorded."""
         raise CaptureError(f"{what} while {self.name} is captured: {_INSTEAD[what]}")
 
-    def escaped(self, results: set[int]) -> str | None:
-        """The line that made an array which is still held, though it is no result; None if there is none."""
-        alive = [buffer for buffer in self.made if buffer not in self.gone and buffer not in results]
+    def escaped(self) -> str | None:
+        """The line that made an array which is still held by now; None if there is none."""
+        alive = [buffer for buffer in self.made if buffer not in self.gone]
         return describe(self.sites[self.made[alive[0]]]) if alive else None
 
 
@@ -298,6 +297,9 @@ class Recording:
                 return f"{describe(one.site)} before, {describe(two.site)} now"
         if len(self.issued) != len(other.issued):
             return f"{len(self.issued)} instructions before, {len(other.issued)} now"
+        for part, theirs in zip(self.parts, other.parts, strict=True):
+            if [each.expression() for each in part.numbers] != [each.expression() for each in theirs.numbers]:
+                return "what it computes of the numbers that it is given is something else"
         return None
 
 

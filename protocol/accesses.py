@@ -23,6 +23,7 @@ from .operations import BY_NUMBER
 
 Buffers = tuple[int, ...]
 _NOTHING: Final[Buffers] = ()
+_SLOT_BITS: Final = 15
 
 
 def buffer_of(ref: Ref) -> int | None:
@@ -99,11 +100,19 @@ def _control_accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
 
 
 def issue_number(instruction: Instruction) -> int:
-    """A number that grows in the order of issue over all lanes; 0 for what makes and sends nothing."""
+    """A number that grows in the order of issue over all lanes; 0 for what makes and sends nothing.
+
+    Buffers are numbered as operations are issued, even where one writes an older buffer. All that a run makes is
+    numbered as the run is, and its place in the run follows (`recordings.py`).
+    """
     code = instruction[0]
     if code >= CONTROLS or code in (Control.RECV, Control.UPLOAD):
-        return int(instruction[1])  # a buffer's, taken as the operation is issued even where it writes an older one
-    return instruction[2] & ((1 << TICKET_BITS) - 1) if code == Control.SEND else 0
+        number = instruction[1]
+    elif code == Control.SEND:
+        number = instruction[2]
+    else:
+        return 0
+    return int((number & ((1 << TICKET_BITS) - 1)) << _SLOT_BITS | number // NEXT_OUTPUT)
 
 
 def outputs(instruction: Instruction) -> Iterator[tuple[int, int]]:
