@@ -65,10 +65,10 @@ def large(copied: bool) -> Iterator[Trial]:
 
 
 @contextmanager
-def mlp(batch: int) -> Iterator[Trial]:
+def mlp(batch: int, capture: bool) -> Iterator[Trial]:
     """The parameters on cpu:0, half of each batch on the others, one BLAS thread each."""
     with connect_single(["cpu:0", "cpu:1", "cpu:2"]) as session:
-        trainer = Trainer(il, session.devices, task(batch), settings(batch))
+        trainer = Trainer(il, session.devices, task(batch), settings(batch), capture=capture)
         trainer.shuffle()
 
         def steps(n: int) -> Any:
@@ -81,16 +81,17 @@ def mlp(batch: int) -> Iterator[Trial]:
         yield Trial(timed(steps, synchronize), way(*[layer.numpy() for layer in trainer.learned.parameters]))
 
 
-WORKLOADS: dict[str, Measured] = {
+EAGER: dict[str, Measured] = {
     "issue": partial(small, "issue"),
     "done": partial(small, "done"),
     "throughput": partial(small, "done"),
     "read": partial(small, "read"),
     "move": partial(large, True),
     "share": partial(large, False),
-    **{f"mlp{batch}": partial(mlp, batch) for batch in BATCHES},
+    **{f"mlp{batch}": partial(mlp, batch, False) for batch in BATCHES},
 }
-ROWS = {"Interlock": WORKLOADS}
+CAPTURED: dict[str, Measured] = {f"mlp{batch}": partial(mlp, batch, True) for batch in BATCHES}
+ROWS = {"Interlock": EAGER, "Interlock, captured": CAPTURED}
 
 if __name__ == "__main__":
     import numpy as np
