@@ -80,11 +80,11 @@ class Walk:
             )
             self.arrays.append(value)
         elif kind is Number:
-            self.key.append(float if type(value.value) is float else value.value.dtype)
+            self.key.append(type(value.value))
             self.numbers.append(value)
         elif kind is float or isinstance(value, np.generic):
             if slots:
-                self.key.append(kind if kind is float else value.dtype)
+                self.key.append(kind)
                 self.numbers.append(value)
             else:
                 self.key += (kind, value.hex() if kind is float else value.tobytes())
@@ -95,10 +95,10 @@ class Walk:
 
     def _inside_of(self, value: Any, slots: bool) -> None:
         """Walk what is inside an object, unless that is being done already."""
-        depth = self._inside.setdefault(id(value), len(self._inside))
-        if depth != len(self._inside) - 1:
-            self.key += ("again", depth)  # it holds itself
+        if id(value) in self._inside:
+            self.key += ("again", self._inside[id(value)])  # it holds itself
             return
+        self._inside[id(value)] = len(self._inside)
         if isinstance(value, _CONTAINERS):
             slots = slots and changes_inside(value)
             self.key += (type(value), len(value))
@@ -126,7 +126,7 @@ class Walk:
             self.take(value.__func__, False)
             self.take(value.__self__, False)
         elif isinstance(value, _ITSELF):
-            self.key.append(value)
+            self.key += (kind, value)  # a dtype may be equal to a type
             if isinstance(value, type):
                 self._take_class(value)
             else:
@@ -146,7 +146,7 @@ class Walk:
                     f"make an array on a device of it first, such as interlock.asarray(x, device='cpu:0')"
                 )
             self.key.append((value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= SMALL else Same(value))
-        elif isinstance(value, _CONTAINERS) or fields_of(value):
+        elif isinstance(value, _CONTAINERS) or fields_of(value) or (of_user(kind) and not _has_more(kind)):
             self._inside_of(value, slots)
         else:
             self.key.append(Same(value))
@@ -156,6 +156,8 @@ class Walk:
     def _take_fields(self, value: Any, slots: bool) -> None:
         names = fields_of(value)
         self.key += (type(value), names)
+        if _has_more(type(value)):
+            self.key.append(Same(value))
         slots = slots and changes_inside(value)
         for name in names:
             self.take(getattr(value, name), slots)
@@ -200,6 +202,7 @@ class Walk:
             self.key.append((first[buffer], _offset(ref) - _offset(start)))
 
 
+_ATTRIBUTES_ONLY: Final = frozenset((object, list, tuple, dict, set, frozenset))
 _PLAIN: Final = frozenset((list, tuple, dict, set, frozenset, deque))
 
 
@@ -237,6 +240,11 @@ def fields_of(value: Any) -> tuple[str, ...]:
     slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))]
     names = (*slots, *getattr(value, "__dict__", ()))
     return tuple([name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)])
+
+
+def _has_more(kind: type[Any]) -> bool:
+    """Whether its objects hold something beside attributes and elements: those derived from int, say."""
+    return any(base.__module__ == "builtins" and base not in _ATTRIBUTES_ONLY for base in kind.__mro__)
 
 
 def _names(slots: Any) -> tuple[str, ...]:
@@ -296,9 +304,7 @@ def described(value: Any, path: str, found: dict[str, str], slots: bool, depth: 
     elif not isinstance(value, _ITSELF) and depth < 8 and (names := fields_of(value)):
         found[path] = f"a {type(value).__name__}"
         for name in names:
-            described(
-                getattr(value, name), f"{path}.{name}", found, slots and changes_inside(value), depth + 1
-            )
+            described(getattr(value, name), f"{path}.{name}", found, slots and changes_inside(value), depth + 1)
     else:
         text = repr(value) if type(value) in _BY_VALUE or isinstance(value, (float, np.generic)) else ""
         found[path] = text if text and len(text) < 60 else f"a {type(value).__name__}"
