@@ -133,6 +133,7 @@ class Ticket(NamedTuple):
     place: Any  # a Place, or None where `failure` says why there is nothing
     failure: tuple[Any, ...] | None
     sent_ns: int
+    taken: tuple[int, ...]  # as in Taken, so that it needs no message of its own
 
 
 class Taken(NamedTuple):

@@ -22,7 +22,8 @@ from .devices.base import COMPUTE, Device
 
 SMALL: Final = 32 * 1024  # bytes; below it a host array lives in NumPy's own memory and travels inside messages
 
-Origin = tuple[str, int, int]  # who lent the memory: ("peer", lane, ticket), ("session", 0, block)
+# Who lent the memory, and how many bytes of it: ("peer", lane, ticket, nbytes), ("session", 0, block, nbytes).
+Origin = tuple[str, int, int, int]
 
 
 class Failure(NamedTuple):

@@ -134,6 +134,8 @@ class Executor:
 
     def ticket(self, message: Ticket) -> None:
         """A ticket came: what waited for it may run."""
+        if message.taken:
+            self.returned(message.taken, message.source)
         if not self._transfers.arrived(message):
             return
         self._board.arrived(message.ticket)
@@ -144,6 +146,15 @@ class Executor:
     def returned(self, loans: tuple[int, ...], by: int) -> None:
         """Lane `by` (-1: the frontend) has copied or dropped these loans."""
         self._transfers.given_back(loans, by)
+
+    @property
+    def owes(self) -> bool:
+        """Some other worker has not been told yet that its memory is not read any more."""
+        return self._transfers.owes
+
+    def pay_back(self) -> None:
+        """Tell them."""
+        self._transfers.pay_back()
 
     def introduce(self, lane: int, owner: Identity, direct: bool) -> None:
         """Whose memory the tickets of a lane name (-1: the frontend's); `direct`: it reads this device's memory."""

@@ -29,6 +29,7 @@ from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
 
+OWED_S: Final = 0.002  # how long a lender may wait to be told that a loan is over, when there is nothing else to do
 LOANS_S: Final = 0.5  # how long an instruction that lacks memory waits for what was lent to come back
 
 
@@ -202,8 +203,12 @@ class Worker:
         """Nothing to run: say how far everyone has come, and wait."""
         for name, session in self._sessions.items():
             self._contain(name, self._come_to_rest, session)
+        owing = [session.executor for session in self._sessions.values() if session.executor.owes]
         if not self._broken:
-            self.inbox.wait()
+            self.inbox.wait(OWED_S if owing else None)
+            if owing and not self._take_in():
+                for executor in owing:
+                    executor.pay_back()
 
     @staticmethod
     def _come_to_rest(session: Session) -> None:

@@ -21,6 +21,7 @@ from ..protocol.specs import Spec
 from .buffers import SMALL, Failure, Memory, Origin, Store
 from .devices.base import COMPUTE, D2H, H2D, PEER, Device
 
+OWED_BYTES: Final = 4 << 20  # of loans that are over, until their lenders are told though there is no ticket for them
 DYING_S: Final = 1.0  # how long a process may take to end, once its memory cannot be opened any more
 
 
@@ -57,6 +58,8 @@ class Transfers:
         self._gone: dict[int, str] = {}  # lanes that send no more, and why
         self._lent_to: dict[int, set[int]] = {}  # by lane: loans that it has not given back
         self._exported: dict[int, Any] = {}  # by loan: what the device exported for it
+        self._owed: dict[int, list[int]] = {}  # by lane: loans that are over, and it has not been told
+        self._owed_bytes = 0
         self._copying = 0  # copies under way that a mark will tell of
 
     # -- leaving
@@ -76,7 +79,7 @@ class Transfers:
     def send_failure(self, instruction: tuple[Any, ...], failure: Failure) -> None:
         """There is no array to send: say so to the one that waits for it."""
         _, _, ticket, target = instruction
-        self._tell(target, Ticket(self._session, self._lane, ticket, None, tuple(failure), time.monotonic_ns()))
+        self._tell_ticket(target, ticket, None, failure)
 
     def read(self, ref: Ref, request: int) -> None:
         """Answer with the array's elements."""
@@ -88,6 +91,7 @@ class Transfers:
 
     def fence(self, request: int) -> None:
         """Answer when the device has finished all that came before."""
+        self.pay_back()
         if self._device.inline:
             self._report(Value(self._lane, request, None, None))
         else:
@@ -96,7 +100,12 @@ class Transfers:
     def _depart(self, target: int, ticket: int, place: Any) -> None:
         if type(place) is tuple:
             self._lent_to.setdefault(target, set()).add(ticket)
-        self._tell(target, Ticket(self._session, self._lane, ticket, place, None, time.monotonic_ns()))
+        self._tell_ticket(target, ticket, place, None)
+
+    def _tell_ticket(self, target: int, ticket: int, place: Any, failure: Failure | None) -> None:
+        reason = None if failure is None else tuple(failure)
+        owed = tuple(self._owed.pop(target, ()))
+        self._tell(target, Ticket(self._session, self._lane, ticket, place, reason, time.monotonic_ns(), owed))
 
     def _place(self, ref: Ref, array: Any, loan: int) -> Any:
         """Where the elements lie, in memory order, on a device whose memory is the host's."""
@@ -211,7 +220,8 @@ class Transfers:
             self._from_bytes(buffer, spec, place)
             self._note_moved(message, spec, in_place=False)
             return
-        origin: Origin = ("session", 0, place[1]) if source < 0 else ("peer", source, place[1])
+        kind, lane = ("session", 0) if source < 0 else ("peer", source)
+        origin: Origin = (kind, lane, place[1], spec.nbytes)
         try:
             self._from_loan(buffer, spec, place, source, origin, message)
         except InterlockError as error:  # no memory here, or theirs cannot be opened
@@ -311,7 +321,7 @@ class Transfers:
         if target in self._gone:
             self._store.returned(ticket)
         elif failure is not None:
-            self._tell(target, Ticket(self._session, self._lane, ticket, None, tuple(failure), time.monotonic_ns()))
+            self._tell_ticket(target, ticket, None, failure)
         else:
             self._depart(target, ticket, place)
 
@@ -334,18 +344,29 @@ class Transfers:
         self._store.returned(loan)
 
     def give_back(self, origins: list[Origin]) -> None:
-        """Tell the lenders that their memory is not read any more."""
-        tickets: dict[int, list[int]] = {}
+        """The lenders' memory is not read any more. A worker is told with the next ticket it gets, or soon besides."""
         blocks = []
-        for kind, lane, loan in origins:
+        for kind, lane, loan, nbytes in origins:
             if kind == "session":
                 blocks.append(loan)
             elif lane not in self._gone:
-                tickets.setdefault(lane, []).append(loan)
-        for lane, loans in tickets.items():
-            self._tell(lane, Taken(self._session, self._lane, tuple(loans)))
+                self._owed.setdefault(lane, []).append(loan)
+                self._owed_bytes += nbytes
+        if self._owed_bytes > OWED_BYTES:
+            self.pay_back()
         if blocks:
             self._report(Released(self._lane, tuple(blocks)))
+
+    def pay_back(self) -> None:
+        """Tell all lenders of the loans that are over."""
+        owed, self._owed, self._owed_bytes = self._owed, {}, 0
+        for lane, loans in owed.items():
+            self._tell(lane, Taken(self._session, self._lane, tuple(loans)))
+
+    @property
+    def owes(self) -> bool:
+        """Some lender has not been told yet."""
+        return bool(self._owed)
 
     def peer_gone(self, lane: int, reason: str) -> None:
         """The worker is lost: its loans are over, and what it had sent and nobody received is an error."""
@@ -358,6 +379,7 @@ class Transfers:
                 self._tickets[ticket] = self._tickets[ticket]._replace(place=None, failure=tuple(failure))
         for loan in self._lent_to.pop(lane, ()):
             self._end(loan)
+        self._owed.pop(lane, None)
         owner = self.owners.get(lane)
         if owner is not None:
             self._device.forget(owner)
@@ -366,11 +388,12 @@ class Transfers:
         """The session is gone."""
         self._tickets.clear()
         self._lent_to.clear()
+        self._owed.clear()
 
     @property
     def idle(self) -> bool:
         """Nothing has arrived that nobody received, nothing is lent, no copy is under way."""
-        return not (self._tickets or any(self._lent_to.values()) or self._copying)
+        return not (self._tickets or any(self._lent_to.values()) or self._copying or self._owed)
 
     def counts(self) -> dict[str, int]:
         return {
