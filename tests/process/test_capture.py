@@ -12,6 +12,8 @@ import functools
 import gc
 import json
 import math
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -1453,3 +1455,95 @@ def test_a_trace_has_every_instruction_of_a_run_with_its_line(session: il.Sessio
         n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "here it is" + " multiplied" in text
     )
     assert all(f"test_capture.py:{line}" in json.dumps(each) for each in multiplied)
+
+
+# -- sessions of their own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "gate"), SETTINGS)
+def test_a_tiny_window_holds_up_nothing(devices: str, gate: str) -> None:
+    with il.connect(devices, gate=gate, window=8) as session:
+        places = tuple(session.devices)
+
+        def step(x: Any, places: Any) -> Any:
+            total = x * 0
+            for turn in range(12):
+                x = to(x + turn, places[turn % 3])
+                total = total + to(x, places[1])
+            return total, to(x, places[1])
+
+        calls = [lambda up, s=s: (up(floats(BIG, seed=s)), places) for s in range(4)]
+        agree(session, step, *calls)
+        captured, x, y = il.capture(step), il.ones(3, device=places[1]), np.ones(3)
+        for _ in range(10):  # nothing is read between
+            x, y = captured(x, places)[1], step(y, places)[1]
+        assert same(x.numpy(), y)
+        del x
+
+
+@pytest.mark.parametrize("devices", [HOST, SIMS])
+def test_what_does_not_fit_fails_alone_and_later_runs_are_good(devices: str) -> None:
+    with il.connect(devices, memory=(8 << 20) if devices == HOST else (32 << 20)) as session:
+        device, other = session.devices[1:]
+
+        @il.capture
+        def step(x: Any, places: Any) -> Any:
+            little = x + 1
+            much = np.broadcast_to(x, (900, 5000)) * 2  # too much
+            return little, much.sum(axis=0) + 1, little.to(other) * 2, x[places]
+
+        @il.capture
+        def temporary(x: Any) -> Any:
+            return (x * 2 + 1) * x
+
+        x = il.asarray(np.arange(5000.0), device=device)
+        for turn in range(3):
+            little, much, sent, taken = step(x, il.asarray([turn], device=device))
+            assert float(little[7]) == 8
+            assert float(sent[7]) == 16
+            assert taken.tolist() == [turn]
+            with pytest.raises(il.OutOfDeviceMemory) as raised:
+                much.numpy()
+            assert "# too much" in raised.value.__notes__[0]
+            del raised, much
+        assert float(temporary(x)[2]) == 10
+        with contextlib.suppress(il.OutOfDeviceMemory):
+            session.synchronize()
+
+
+@pytest.mark.parametrize(("devices", "gate"), SETTINGS)
+def test_a_worker_that_is_killed_fails_what_needs_it_and_hangs_nothing(devices: str, gate: str) -> None:
+    with il.connect(devices, gate=gate) as session:
+        cpu, device, other = session.devices
+
+        @il.capture
+        def step(x: Any, slow: Any) -> Any:
+            y = x + 1
+            far = (slow @ slow)[0, :3].to(other) * 2
+            return y, far.to(device) + x, far, (y * 2).to(cpu)
+
+        x, slow = il.ones(3, device=device), il.ones((200, 200), dtype="i8", device=device)
+        first = step(x, slow)
+        assert first[1].tolist() == [401, 401, 401]
+        runs = [step(x, slow) for _ in range(5)]
+        os.kill(session.pids[str(other)], signal.SIGKILL)
+        for y, back, far, sent in runs:
+            assert y.tolist() == [2, 2, 2]
+            assert sent.tolist() == [4, 4, 4]
+            for array in (back, far):
+                with contextlib.suppress(il.WorkerLost):
+                    assert array.tolist()[0] in (401, 400)
+
+        def until_it_is_known() -> None:
+            for _ in range(200):
+                step(x, slow)[1].numpy()
+
+        with pytest.raises(il.WorkerLost):
+            until_it_is_known()
+        assert (x + 1).tolist() == [2, 2, 2]
+        alone = il.capture(lambda x: (x * 3).to(cpu))
+        assert alone(x).tolist() == [3, 3, 3]
+        assert alone(x).tolist() == [3, 3, 3]
+        del runs, first, y, back, far, sent, array
+        with contextlib.suppress(il.WorkerLost):
+            session.synchronize()
