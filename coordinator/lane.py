@@ -30,6 +30,7 @@ FIRST_LOOK: Final = 1  # the first instruction of a batch leaves at once if its 
 STEP: Final = 16  # after that many more, look again
 HEAVY: Final = 1 << 20  # bytes of results in a batch, beyond which the worker should not wait for more
 GAP_NS: Final = 50_000  # between two messages to a worker that keeps up: each costs both sides tens of microseconds
+RUNS: Final = 4  # of recordings that leave together at the most
 KNOWN: Final = 50_000  # specs that a worker is made to remember
 BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves, and for the window
 _BATCH_TAG: Final = m.TAGS[m.Batch]
@@ -86,6 +87,7 @@ class Lane:
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
         self.credit: Pending | None = None  # of those who wait for room in the window
+        self._runs = 0  # in the batch; there are none beyond these
         self._last_run = 0  # the base of the last run
         self._last_site: Site | None = None  # of what was sent
         self._sent_ns = 0  # when the last batch left
@@ -136,13 +138,10 @@ class Lane:
     def run(
         self, part: Part, recording: int, base: int, bindings: tuple[Binding, ...], numbers: tuple[Ref, ...]
     ) -> None:
-        """Issue a run of a recording, and send it; a second time it is only sent, should it not have been.
+        """Issue a run of a recording; a second time for the same base does nothing but send it, should it not be.
 
         The caller holds the lock, and looks for room in the window.
         """
-        if self.batch and self.batch[-1][0] == Control.RUN:
-            self._last_run = self.batch[-1][2]
-            self.flush()  # Ctrl-C came before it was sent; nothing may come behind it in its batch
         if self.dropped:
             self.free()
         batch = self.batch
@@ -150,12 +149,16 @@ class Lane:
             batch.append((Control.DEFINE, recording, *part.template))
             self.sites.append(part.sites[0] if part.sites else None)
             self.recordings[recording] = part
-        if self._last_run != base:
-            batch.append((Control.RUN, recording, base, bindings, numbers))
+        if self._last_run != base and not any(each[0] == Control.RUN and each[2] == base for each in batch):
+            self._runs += 1
+            batch.append((Control.RUN, recording, base, bindings, numbers, len(part.sites)))
             self._last_run = base
             self.sites.extend(part.sites)  # a run has the numbers of all its instructions
             self.heavy += part.weight
-        self.flush()
+        # A worker that has a run in hand gets some together: a message costs both sides as much as a small step.
+        in_hand = self.first - 1 - self.through()
+        if self._runs >= RUNS or in_hand <= len(part.sites) or self.session.recorder is not None:
+            self.flush()
 
     def full(self) -> None:
         """The batch has grown to its limit: send it, or wait for more. Called without the lock; may wait for credit."""
@@ -203,14 +206,16 @@ class Lane:
         following, fresh = first + self._length(batch), self._lists()
         self._outlet.send(message)
         # These are no calls: Python does not look for signals between them.
-        self.first, self.heavy, self.limit = following, 0, limit
+        self.first, self.heavy, self.limit, self._runs = following, 0, limit, 0
         self.batch, self.sites = fresh
         self.specs, self.known = [], known
 
     def _length(self, batch: list[Instruction]) -> int:
-        """How many numbers a batch takes. A run, always the last, has one for each of its instructions."""
-        last = batch[-1]
-        return len(batch) if last[0] != Control.RUN else len(batch) - 1 + len(self.recordings[last[1]].sites)
+        """How many numbers a batch takes. A run has one for each of its instructions."""
+        if not self._runs:
+            return len(batch)
+        runs = sum([int(each[5]) - 1 for each in batch if each[0] == Control.RUN])
+        return len(batch) + runs
 
     def _lists(self) -> tuple[list[Instruction], list[Site | None]]:
         """The next batch and its sites, empty; while something is recorded they are the tape's."""

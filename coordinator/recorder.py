@@ -56,8 +56,8 @@ class Recorder:
                 self._raw.append((lane.index, n, instruction, site, now, detail))
 
     def _note_run(self, lane: Lane, n: int, run: Instruction, now: int) -> None:
-        """The instructions that a run stands for; the last in its batch, it has all numbers from `n` on."""
-        _, recording, base, bindings, numbers = run
+        """The instructions that a run stands for. It is the last in its batch, as always when there is a recorder."""
+        _, recording, base, bindings, numbers, _ = run
         part = lane.recordings[recording]
         specs = {id: f"{dtype} {shape}" for id, shape, dtype, _ in part.template.specs}
         for at, (each, site) in enumerate(zip(part.template.instructions, part.sites, strict=True), n):

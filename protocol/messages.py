@@ -41,8 +41,8 @@ class Control:
     FENCE: Final = 5  # (FENCE, request): answer with a Value when all before it in the lane has finished
     DEFINE: Final = 6  # (DEFINE, recording, *fields of a Template): remember what its runs do
     FORGET: Final = 7  # (FORGET, recording): no run of it comes any more
-    # (RUN, recording, base, bindings, numbers): what the recording says; the last in its batch. It takes as many
-    # numbers in the lane as the recording has instructions.
+    # (RUN, recording, base, bindings, numbers, count): what the recording says. It takes `count` numbers in the lane,
+    # as many as the recording has instructions.
     RUN: Final = 8
 
 

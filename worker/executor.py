@@ -110,7 +110,7 @@ class Executor:
             self._learn(batch.specs)
         n, instructions = batch.first, batch.instructions
         if n <= self.executed:  # a part came before: the program was interrupted as it sent
-            n, instructions = self.executed + 1, instructions[self.executed + 1 - n :]
+            n, instructions = _behind(self.executed, n, instructions)
         handlers, board, recv, define = self._handlers, self._board, Control.RECV, Control.DEFINE
         looked = 0
         for instruction in instructions:
@@ -121,6 +121,7 @@ class Executor:
             code = instruction[0]
             if board or code == recv or self._ran is not None or (code >= define and code < CONTROLS):
                 self._careful(n, instruction)
+                n = self.executed  # a run has taken several numbers
             else:
                 try:
                     handlers[instruction[0]](n, instruction)
@@ -285,6 +286,8 @@ class Executor:
     def _begin_run(self, n: int, instruction: Instruction) -> None:
         """Start a run, or park it behind what it must follow; park it, too, where a ticket is missing in it."""
         program = self._programs[instruction[1]]
+        if instruction[5] != program.count:
+            raise ValueError(f"recording {instruction[1]} has {program.count} instructions, not {instruction[5]}")
         run = Run(program, n, instruction)
         self.executed = n + program.count - 1
         if self._board:
@@ -651,6 +654,15 @@ class Executor:
         ran = tuple(records.popleft() for _ in range(len(records)))  # the device's threads may add to it meanwhile
         moved, self._transfers.moved = tuple(self._transfers.moved or ()), []
         self._report(Traced(self.lane, ran, moved, last))
+
+
+def _behind(executed: int, n: int, instructions: tuple[Instruction, ...]) -> tuple[int, tuple[Instruction, ...]]:
+    """Of instructions `n`, `n + 1`, ... those behind the last that was executed, and the number of their first."""
+    for place, instruction in enumerate(instructions):
+        if n > executed:
+            return n, instructions[place:]
+        n += instruction[5] if instruction[0] == Control.RUN else 1
+    return n, ()
 
 
 def _spoiled(instruction: Instruction, failure: Failure) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class Program:
 
     def accesses(self, run: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(read, written) buffers of a run; what it changes in part is in both."""
-        _, _, base, bindings, _ = run
+        _, _, base, bindings, *_ = run
         names = [each if type(each) is int else each[0] for each in bindings]
         writes = [names[place] for place in self._writes]
         writes += [made(base, slot) for slot in self.template.kept]
@@ -88,7 +88,7 @@ class Run:
     def __init__(self, program: Program, n: int, run: Instruction) -> None:
         self.program = program
         self.first = n
-        _, _, self.base, self.bindings, self.numbers = run
+        _, _, self.base, self.bindings, self.numbers, _ = run
         self.at = 0  # the next instruction
         self.started = False
         self.swift: FastProgram | None = None  # the short way, while the run is on it

@@ -113,7 +113,7 @@ def replay() -> Iterator[Round]:
     def runs(n: int) -> None:
         for _ in range(n):
             base = next(bases)
-            run = (Control.RUN, 1, base, (1,), ())
+            run = (Control.RUN, 1, base, (1,), (), len(part.template.instructions))
             executor.batch(Batch(executor.executed + 1, (), (run,)), lambda: None)
             executor.batch(Batch(executor.executed + 1, (), ((Control.FREE, made(base, kept)),)), lambda: None)
 
