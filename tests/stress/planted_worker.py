@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock.protocol.accesses import accesses
-from interlock.worker import executor, transfers
+from interlock.worker import executor, replay, transfers
 from interlock.worker.buffers import Store, Unavailable
 from interlock.worker.devices import sim
 from interlock.worker.devices.base import COMPUTE, D2H, H2D, PEER
@@ -232,6 +232,85 @@ def lent_before_it_is_made() -> None:
         return sim.SimMark(None)
 
 
+# -- runs of recordings
+
+
+def no_short_way() -> None:
+    """No fault: runs of recordings go one instruction at a time."""
+
+    @change(replay.Program, "fast")
+    def _(sound: Any, self: Any) -> None:
+        return None
+
+
+def inputs_are_those_of_the_first_run() -> None:
+    """The short way does not look again when it is given other arrays."""
+
+    @change(replay.FastProgram, "begin")
+    def _(sound: Any, self: Any, run: Any) -> None:
+        if not hasattr(self, "begun"):
+            self.begun = True
+            sound(self, run)
+            return
+        self.base, self.bindings, self.numbers = run.base, run.bindings, run.numbers
+
+
+def what_moved_is_not_looked_for() -> None:
+    """After a buffer has moved, the rest of the run goes on with the memory where it was."""
+
+    @change(replay.FastProgram, "_moved")
+    def _(sound: Any, self: Any, ref: Any) -> None:
+        pass
+
+
+def runs_write_what_is_lent() -> None:
+    """Runs write arrays in place though somebody else reads them."""
+
+    @change(replay.FastProgram, "_writable")
+    def _(sound: Any, self: Any, ref: Any) -> Any:
+        real = replay.bound(ref, self.base, self.bindings, ())
+        return self._store.arrays[real]
+
+
+def runs_do_not_wait_for_tickets() -> None:
+    """A run goes on where a ticket has not come yet, with an array of whatever there is."""
+
+    @change(replay.Run, "waits")
+    def _(sound: Any, self: Any, executor: Any) -> bool:
+        sound(self, executor)
+        return False
+
+    @change(transfers.Transfers, "receive")
+    def _(sound: Any, self: Any, buffer: int, spec: Any, ticket: int, source: int) -> None:
+        if ticket in self._tickets:
+            sound(self, buffer, spec, ticket, source)
+        else:
+            self._store.create(buffer, spec)
+
+
+def runs_overtake() -> None:
+    """What follows a run that waits for a ticket does not wait for it."""
+
+    @change(replay.Program, "accesses")
+    def _(sound: Any, self: Any, run: Any) -> Any:
+        return (), (self._order,)
+
+
+def temporaries_are_lost_in_a_failure() -> None:
+    """Where the short way ends with a failure, the temporaries that are there are not named for the long one."""
+
+    @change(replay.FastProgram, "keep")
+    def _(sound: Any, self: Any, run: Any, at: int) -> None:
+        pass
+
+
+REPLAY_FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault
+    for fault in (
+        no_short_way, inputs_are_those_of_the_first_run, what_moved_is_not_looked_for, runs_write_what_is_lent,
+        runs_do_not_wait_for_tickets, runs_overtake, temporaries_are_lost_in_a_failure,
+    )
+}  # fmt: skip
 FAULTS: dict[str, Callable[[], None]] = {
     fault.__name__: fault
     for fault in (
@@ -246,5 +325,5 @@ FAULTS: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     from interlock.worker.__main__ import main
 
-    FAULTS[sys.argv[1]]()
+    {**FAULTS, **REPLAY_FAULTS}[sys.argv[1]]()
     sys.exit(main(sys.argv[2:]))
