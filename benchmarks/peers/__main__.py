@@ -23,10 +23,13 @@ The same work on Interlock and on its peers, side by side, with NumPy in one pro
 Each peer gets an environment of its own in .peers/, made when it is first needed (the first run takes minutes and the
 network) and kept. Peers are started one after the other. A round of the peer and one of NumPy take turns, so that a
 ratio compares what the machine gave at the same time. A peer that cannot be had or does not answer is reported.
+
+PyTorch from PyPI brings CUDA's libraries, which take gigabytes. pip heeds its settings in the environment:
+PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has it install the small one.
 """
 EXAMPLES: Final = """examples:
-  make bench-peers                                       # everything: about fifteen minutes, longer the first time
-  make bench-peers BENCH="--quick"                       # fewer and shorter rounds, about four minutes
+  make bench-peers                                       # everything: about eight minutes, longer the first time
+  make bench-peers BENCH="--quick"                       # fewer and shorter rounds, about two minutes
   make bench-peers BENCH="--only interlock --only mpi4py"
   python benchmarks/peers --only jax --workload mlp64 --workload mlp512 --json jax.json
 """
