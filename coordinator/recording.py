@@ -7,7 +7,6 @@ worker does in a run, what a run must bring along, and how its results are found
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -73,20 +72,6 @@ class _Sites(list[Any]):
             list.append(self, site)
 
 
-class _Dropped(deque[int]):
-    """The lane's dropped buffers while a tape runs: those made on the tape never were."""
-
-    def __init__(self, tape: Tape, items: Iterable[int] = ()) -> None:
-        super().__init__(items)
-        self.tape = tape
-
-    def append(self, buffer: int) -> None:
-        if buffer in self.tape.made:
-            self.tape.gone.add(buffer)
-        else:
-            super().append(buffer)
-
-
 class Tape:
     """What one thread issues in a session from `begin` to `end`."""
 
@@ -108,14 +93,23 @@ class Tape:
             self.session.tape = self
             for lane in self.session.lanes:
                 lane.batch, lane.sites = _Batch(self, lane, lane.batch), _Sites(self, lane.sites)
-                lane.dropped = _Dropped(self, lane.dropped)
 
     def end(self) -> None:
         with self.session.lock:
+            self._look_for_dropped()
             self.session.tape = None
             for lane in self.session.lanes:
                 lane.batch, lane.sites = list(lane.batch), list(lane.sites)
-                lane.dropped = deque(lane.dropped)
+
+    def dropped(self, buffers: list[int]) -> list[int]:
+        """Those of a lane's dropped buffers that are its worker's: those made on the tape never were."""
+        self.gone.update(buffer for buffer in buffers if buffer in self.made)
+        return [buffer for buffer in buffers if buffer not in self.made]
+
+    def _look_for_dropped(self) -> None:
+        # The lists stay where they are, as finalisers add to them at any moment.
+        for lane in self.session.lanes:
+            lane.dropped.extend(self.dropped([lane.dropped.popleft() for _ in range(len(lane.dropped))]))
 
     def lists(self, lane: Lane) -> tuple[list[Any], list[Any]]:
         """New empty ones for a lane that has just sent its batch."""
@@ -146,6 +140,8 @@ class Tape:
 
     def escaped(self) -> str | None:
         """The line that made an array which is still held by now; None if there is none."""
+        with self.session.lock:
+            self._look_for_dropped()
         alive = [buffer for buffer in self.made if buffer not in self.gone]
         return describe(self.sites[self.made[alive[0]]]) if alive else None
 

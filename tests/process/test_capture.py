@@ -1240,6 +1240,30 @@ def test_another_thread_goes_on_while_one_is_recorded(session: il.Session) -> No
     assert "2 instructions" in step.report()
 
 
+def test_what_is_dropped_while_something_is_recorded_is_freed(session: il.Session) -> None:
+    """Finalisers put numbers on a lane's list at any moment, so it is the same list all the time."""
+    device = session.devices[1]
+    hidden: Any = Library()
+    hidden.lists = [lane.dropped for lane in session.lanes]
+    hidden.arrays = [il.ones(3, device=device) for _ in range(20)]
+
+    def same_lists() -> bool:
+        return all(lane.dropped is each for lane, each in zip(session.lanes, hidden.lists, strict=True))
+
+    @il.capture
+    def step(x: Any) -> Any:
+        for _ in range(10):
+            hidden.arrays.pop()
+            x = x + 1
+            session._tick()  # what lies unsent leaves, and what was dropped with it
+        assert same_lists()
+        return x
+
+    assert step(il.zeros(3, device=device)).tolist() == [10, 10, 10]
+    hidden.arrays.clear()
+    assert same_lists()
+
+
 def test_two_threads_call_the_same_captured_function(session: il.Session) -> None:
     cpu, one, two = session.devices
 
