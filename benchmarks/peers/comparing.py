@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     warm: int
 
 
-NORMAL: Final = Plan(9, 0.25, 2)
+NORMAL: Final = Plan(7, 0.2, 1)
 QUICK: Final = Plan(3, 0.05, 1)
 
 
