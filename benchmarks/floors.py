@@ -136,7 +136,7 @@ def interpreters(count: int, code: str) -> None:
         process.wait()
 
 
-def answer(code: str, *arguments: str) -> Sequence[str]:
+def answer(code: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Sequence[str]:
     """The words that `code` prints in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()

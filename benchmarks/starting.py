@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from tempfile import TemporaryDirectory
 
 from budgets import IDLE, IMPORT, START
 from finishing import done
@@ -31,8 +32,12 @@ IDLE_WORKERS = ["cpu:0", "cpu:1", "cpu:2"]
 
 def importing(plan: Plan) -> list[Row]:
     """Interlock's modules loaded in a fresh interpreter that has NumPy; the floor is NumPy itself."""
-    answer(IMPORTS)  # the bytecode is written
-    begun, everything, numpys = zip(*(map(float, answer(IMPORTS)) for _ in range(plan.of(9, 5))), strict=True)
+    with TemporaryDirectory() as folder:  # bytecode is written, as on a user's machine; some environments forbid it
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        answer(IMPORTS, environment=environment)  # and it is there from here on
+        takes = [map(float, answer(IMPORTS, environment=environment)) for _ in range(plan.of(9, 5))]
+    begun, everything, numpys = zip(*takes, strict=True)
     return [
         held_to(IMPORT, "ms", begun, "import numpy", numpys),
         timed("import interlock and load all public names", "ms", everything, "import numpy", numpys),
