@@ -121,6 +121,8 @@ class Lane:
         # Its line is that of the last instruction before it: where a handle went, nobody noted.
         site = self.sites[-1] if self.sites else self._last_site
         buffers = [dropped.popleft() for _ in range(len(dropped))]
+        if self.session.tape is not None:
+            buffers = self.session.tape.dropped(buffers)
         for recording in [-each for each in buffers if each < 0]:
             if self.recordings.pop(recording, None) is not None:
                 list.append(self.batch, (Control.FORGET, recording))
