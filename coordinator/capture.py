@@ -218,6 +218,8 @@ class Captured:
                 tape.begin()
                 _recording[me] = True
                 returned = self._function(*args, **kwargs)
+                if tape.refusal is not None:
+                    raise tape.refusal
                 if self._state(args, kwargs) != before:
                     after = self._words(args, kwargs)
                     changed = [path for path in dict.fromkeys([*words, *after]) if words.get(path) != after.get(path)]
@@ -257,6 +259,14 @@ class Captured:
 
 
 _recording: dict[int, bool] = {}  # threads that record
+
+
+_NOT_MADE: Final = (np.ndarray, set, frozenset, dict, list, deque, bytearray)
+
+
+def _goes_on(kind: type[Any]) -> bool:
+    """Whether its objects are iterators or coroutines: what they give depends on what was taken from them before."""
+    return hasattr(kind, "__next__") or hasattr(kind, "__await__")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -384,7 +394,7 @@ class Result:
             return lambda base, walk, roots: {key: part(base, walk, roots) for key, part in named.items()}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._dataclass_maker(value)
-        if isinstance(value, (np.ndarray, set, frozenset, dict, list, deque, bytearray)) or fields_of(value):
+        if isinstance(value, _NOT_MADE) or fields_of(value) or _goes_on(kind):
             raise CaptureError(
                 f"{self._name} returns a {kind.__name__}, which a replay cannot make: return arrays on devices, "
                 f"numbers, and tuples, lists, dicts and dataclasses of them"

@@ -86,6 +86,7 @@ class Tape:
         self.gone: set[int] = set()  # made here, and their handles have gone
         self.pins: set[int] = set()
         self.specs: dict[int, Spec] = {}
+        self.refusal: CaptureError | None = None  # the first: the function may have caught it
         self._given = {buffer_of(array._ref) for array in arrays}
 
     def begin(self) -> None:
@@ -120,7 +121,7 @@ class Tape:
         for ref in refs_of(instruction):
             buffer = buffer_of(ref)
             if buffer is not None and buffer not in self.made and buffer not in self._given:
-                raise CaptureError(
+                raise self._refused(
                     f"{self.name} uses an array that it is not given: while it is captured, arrays come as arguments, "
                     f"or from the variables that it reads itself; pass this one as an argument"
                 )
@@ -136,7 +137,13 @@ class Tape:
 
     def refuse(self, what: str) -> None:
         """Raise for something that cannot be recorded."""
-        raise CaptureError(f"{what} while {self.name} is captured: {_INSTEAD[what]}")
+        raise self._refused(f"{what} while {self.name} is captured: {_INSTEAD[what]}")
+
+    def _refused(self, text: str) -> CaptureError:
+        error = CaptureError(text)
+        if self.refusal is None:
+            self.refusal = error
+        return error
 
     def escaped(self) -> str | None:
         """The line that made an array which is still held by now; None if there is none."""

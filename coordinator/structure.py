@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import random
 import sys
 import weakref
 from collections import deque
@@ -139,6 +140,12 @@ class Walk:
             self._inside_of([value.start, value.stop, value.step], False)
         elif kind is bytearray:
             self.key += (kind, bytes(value))
+        elif isinstance(value, np.random.Generator):
+            self.key += (kind, repr(value.bit_generator.state))  # so that a function that draws from it is refused
+        elif isinstance(value, (random.Random, np.random.RandomState)):
+            self.key += (kind, repr(value.getstate() if isinstance(value, random.Random) else value.get_state()))
+        elif slots and hasattr(kind, "__next__"):
+            raise Refused(f"an iterator ({kind.__name__}) is among the arguments of a captured function: give a list")
         elif isinstance(value, np.ndarray):
             if slots:
                 raise Refused(

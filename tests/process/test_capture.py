@@ -13,6 +13,7 @@ import gc
 import json
 import math
 import os
+import random
 import signal
 import threading
 import time
@@ -1091,6 +1092,15 @@ def test_what_cannot_be_replayed_is_refused_at_its_line_and_nothing_is_left_brok
         raise KeyError("the function's own")
         return y
 
+    def catches(x: Any) -> Any:
+        try:
+            return x * float(x.sum())
+        except Exception:
+            return x
+
+    def generates(x: Any) -> Any:
+        yield x * 2
+
     def waits(x: Any) -> Any:
         il.synchronize()
         return x
@@ -1105,6 +1115,8 @@ def test_what_cannot_be_replayed_is_refused_at_its_line_and_nothing_is_left_brok
         (reaches, il.CaptureError, "not given"),
         (keeps, il.CaptureError, "keeps|changes"),
         (returns, il.CaptureError, "ndarray"),
+        (catches, il.CaptureError, "a value is read"),
+        (generates, il.CaptureError, "generator"),
         (raises, KeyError, "own"),
         (waits, il.CaptureError, "read"),
     ):
@@ -1112,7 +1124,7 @@ def test_what_cannot_be_replayed_is_refused_at_its_line_and_nothing_is_left_brok
         for _ in range(2):
             with pytest.raises(error, match=text) as raised:
                 step(x)
-            if function not in (keeps, returns):
+            if function not in (keeps, returns, generates):
                 assert any(entry.name == function.__name__ for entry in raised.traceback)
             del raised
             assert good(x).tolist() == [3, 3, 3]
@@ -1123,6 +1135,12 @@ def test_what_cannot_be_replayed_is_refused_at_its_line_and_nothing_is_left_brok
         step(x, [])
     with pytest.raises(TypeError, match="NumPy array of shape"):
         good(np.ones(3))
+    with pytest.raises(TypeError, match="iterator"):
+        good(iter([x]))
+    drawing = il.capture(lambda x, rng: x * rng.random())
+    for rng in (np.random.default_rng(1), random.Random(1)):
+        with pytest.raises(il.CaptureError, match="changes what it is given"):
+            drawing(x, rng)
     outer.clear()
     session.synchronize()
 
