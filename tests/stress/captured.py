@@ -7,6 +7,7 @@ program leaves out besides: in the middle, what a captured function cannot do (r
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ class Split:
             if failed is None:
                 break
             out.add(failed)
+        if any(model.ever_failed for model in models):  # a synchronize is told of the failures of all runs
+            self.parts = [[[replace(line, failed=True) for line in lines] for lines in parts] for parts in self.parts]
         self.left: list[dict[int, Expected]] = [
             {v: model.expected(v) for v, value in model.values.items() if isinstance(value, np.ndarray)}
             for model in models

@@ -33,7 +33,7 @@ SETTINGS = {
     "sims, late": Setting(SIMS, options={"seed": 2, "delay_s": 2e-3, "delay_share": 0.2}),
     "sims, gate at the coordinator": Setting(SIMS, gate="coordinator", options={"seed": 3}),
 }
-PROGRAMS, STEPS = 6, 90
+PROGRAMS, STEPS = 4, 90
 PLANTED = str(Path(__file__).with_name("planted_worker.py"))
 BUDGET_S = 30.0
 
