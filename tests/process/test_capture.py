@@ -1485,9 +1485,12 @@ def test_a_trace_has_every_instruction_of_a_run_with_its_line(session: il.Sessio
 
     x = il.ones(3, device=device)
     step(x)
-    with il.trace(tmp_path / "trace.json", session=session):
+    with il.trace(tmp_path / "trace.json", session=session) as trace:
         results = [step(x).tolist() for _ in range(3)]
     assert results == [[0, 0, 0]] * 3
+    trace.write_graph(tmp_path / "graph.svg")
+    graph = (tmp_path / "graph.svg").read_text()
+    assert [graph.count(f">{name}<") for name in ("multiply", "add", "subtract")] == [3, 3, 3]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [each["name"] for each in events if each.get("ph") == "X"]
     for name in ("multiply", "add", "subtract"):
