@@ -28,7 +28,7 @@ PyTorch from PyPI brings CUDA's libraries, which take gigabytes. pip heeds its s
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has it install the small one.
 """
 EXAMPLES: Final = """examples:
-  make bench-peers                                       # everything: about eight minutes, longer the first time
+  make bench-peers                                       # everything: about six minutes, longer the first time
   make bench-peers BENCH="--quick"                       # fewer and shorter rounds, about two minutes
   make bench-peers BENCH="--only interlock --only mpi4py"
   python benchmarks/peers --only jax --workload mlp64 --workload mlp512 --json jax.json
