@@ -13,6 +13,7 @@ is launched that runs, or skips for a failed operand, in the order of the queue.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import traceback
 from collections import deque
@@ -303,6 +304,8 @@ class Executor:
     def _go_on(self, run: Run) -> bool:
         """As far as tickets let it; True when it is over."""
         run.over = carry_out(run, self)
+        if run.over and run.program.sends:
+            os.sched_yield()  # what was sent wakes others: whoever of them is to run on this core, goes first
         return run.over
 
     def _go_on_with_runs(self) -> None:

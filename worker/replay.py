@@ -50,6 +50,7 @@ class Program:
                     (writes if written else reads).add(-1 - slot)
         self._reads, self._writes = sorted(reads), sorted(writes)
         self._order = recording_buffer(recording)
+        self.sends = any(each[0] == Control.SEND for each in template.instructions)
         # By position: the ticket (relative to the run) that the instruction there takes, and from which lane.
         self.tickets = {
             at: (each[3], each[4]) for at, each in enumerate(template.instructions) if each[0] == Control.RECV
@@ -221,7 +222,7 @@ class FastProgram:
             if found is None:
                 found = self._places[ref] = len(self._values)
                 self._values.append(None)
-                slot, view = (ref, None) if kind is int else (ref[0], ref[1:])
+                slot, view = (ref, None) if kind is int else (ref[0], (*ref[1:4], np.dtype(ref[4])))
                 self._of_slot.setdefault(slot, []).append((found, view))
                 if slot in self._planned:
                     self._values[found] = self._planned_array(slot, view)
@@ -241,7 +242,7 @@ class FastProgram:
         if view is None:
             return self._device.view(self._block, spec.shape, spec.dtype, at, spec.strides)
         offset, shape, strides, dtype = view
-        return self._device.view(self._block, shape, np.dtype(dtype), at + offset, strides)
+        return self._device.view(self._block, shape, dtype, at + offset, strides)
 
     def _rows_of(self, slot: int) -> int:
         """How many rows of a slot there are at a time, of which only a chain has any."""
@@ -253,10 +254,22 @@ class FastProgram:
 
     def _look_again(self, slot: int) -> None:
         """Find the arrays of a slot whose memory is another now."""
-        values, arrays = self._values, self._store.arrays
+        values, arrays, begin = self._values, self._store.arrays, 0
+        if slot > 0:
+            buffer = made(self.base, slot)
+        else:
+            binding = self.bindings[-1 - slot]
+            buffer, begin = (binding, 0) if type(binding) is int else binding  # type: ignore[misc]
+        root = arrays[buffer]
         for place, view in self._of_slot.get(slot, ()):
-            ref = slot if view is None else (slot, *view)
-            values[place] = arrays[bound(ref, self.base, self.bindings, ())]
+            if view is None:
+                values[place] = root
+                continue
+            offset, shape, strides, dtype = view
+            if root.size and root.flags.c_contiguous:  # it needs no name, as `arrays` gives it: it is for this run
+                values[place] = np.ndarray(shape, dtype, root, begin + offset, strides)
+            else:
+                values[place] = arrays[buffer, begin + offset, shape, strides, dtype.str]
 
     def _step(self, instruction: Instruction) -> Step | None:
         """What to call for an instruction; None where there is nothing to do."""
