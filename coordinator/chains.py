@@ -19,7 +19,7 @@ from ..protocol.recordings import refs_of, slot_of
 Shape = tuple[int, ...]
 
 LARGE: Final = 512 * 1024  # bytes of a result from which on it pays
-STRETCH: Final = 192 * 1024  # bytes of a result that are computed at a time
+STRETCH: Final = 128 * 1024  # bytes of a result that are computed at a time
 _NAMES: Final = (
     "add subtract multiply divide maximum minimum fmax fmin negative positive absolute sign square sqrt reciprocal "
     "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor logical_not "

@@ -7,7 +7,7 @@ worker does in a run, what a run must bring along, and how its results are found
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..protocol.accesses import outputs
@@ -270,6 +270,7 @@ class Recording:
             planned,
             tuple([(moved[start], moved[start] + stop - start, rows) for start, stop, rows in life.chains]),
             tuple(sorted(inner)),
+            tuple(_donated(life, given, kept, self.specs)),
         )
         bindings = tuple([self._binding(group) for group in groups])
         nbytes_of = [self.specs[id].nbytes for slot, (_, id) in life.made.items() if slot not in places]
@@ -417,6 +418,31 @@ def _instead(
         if operand not in life.kept and specs[life.made[operand][1]] is spec and not others:
             return operand
     return 0
+
+
+def _donated(life: _Lives, given: dict[int, Spec], kept: set[int], specs: dict[int, Spec]) -> Iterator[tuple[int, int]]:
+    """Kept results that may take the memory of an array which the lane is given and needs no more by then.
+
+    Whether the program still holds that array is known only in a run. Its last use may be the very instruction that
+    makes the result if that goes element by element, or one before in the same chain, where both go row by row.
+    """
+    last: dict[int, int] = {}
+    refs: dict[int, set[Ref]] = {}
+    for at, instruction in enumerate(life.instructions):
+        for ref in refs_of(instruction):
+            last[slot_of(ref)] = at
+            refs.setdefault(slot_of(ref), set()).add(ref)
+    free = {slot: spec for slot, spec in given.items() if refs[slot] == {slot}}  # never looked at in another way
+    for slot, (at, id) in life.made.items():
+        if slot not in kept or slot in life.lent:
+            continue
+        code = life.instructions[at][0]
+        by_element = code >= CONTROLS and BY_NUMBER[code // 4].plain and BY_NUMBER[code // 4].name != "matmul"
+        for donor, spec in free.items():
+            if spec is specs[id] and spec is not GENERATOR and (last[donor] < at or (last[donor] == at and by_element)):
+                del free[donor]
+                yield slot, donor
+                break
 
 
 def _without_joins(mine: list[Taken], specs: dict[int, Spec], kept: set[int]) -> list[Taken]:

@@ -34,6 +34,8 @@ class Template(NamedTuple):
     # (start, stop, rows): elementwise instructions in a row, which may be carried out so many rows at a time.
     chains: tuple[tuple[int, int, int], ...]
     inner: tuple[int, ...]  # slots that only a chain uses: so many rows of them are planned for
+    # (slot, input): a kept result that may take the memory of an input, if nobody else needs that any more.
+    donated: tuple[tuple[int, int], ...]
 
 
 def made(base: int, slot: int) -> int:

@@ -121,6 +121,17 @@ class Store:
                 if not self._orphans or not self._await_loans():
                     raise
 
+    def take_over(self, old: int, new: int) -> bool:
+        """Give the memory of a buffer that nobody needs any more to a new one. False if others read it in place."""
+        if old in self._loans or old in self._borrowed or old in self.failures:
+            return False
+        self.arrays[new] = self.arrays.pop(old)
+        self._forget_views(old)
+        memory = self._memory.pop(old, None)
+        if memory is not None:
+            self._memory[new] = memory
+        return True
+
     def drop(self, buffer: int) -> None:
         """Forget a buffer. Its memory goes when the last loan of it ends."""
         if self.device.inline:

@@ -73,8 +73,13 @@ class Executor:
         tell: Callable[[int, Message], None],
         window: int,
         await_loans: Callable[[], bool] = lambda: False,
+        upcoming: Callable[[], Instruction] = lambda: (Control.FENCE,),
     ) -> None:
-        """`report` sends to the session, `tell` to another lane's worker; `window` instructions may be on the way."""
+        """`report` sends to the session, `tell` to another lane's worker; `window` instructions may be on the way.
+
+        `upcoming` gives the first instruction of the next batch, if it is here.
+        """
+        self._upcoming = upcoming
         self.lane = lane
         self.device = device
         self.executed = 0  # the last instruction that came to be run or parked
@@ -114,15 +119,18 @@ class Executor:
             n, instructions = _behind(self.executed, n, instructions)
         handlers, board, recv, define = self._handlers, self._board, Control.RECV, Control.DEFINE
         looked = 0
-        for instruction in instructions:
+        for place, instruction in enumerate(instructions):
             if board and (now := time.monotonic_ns()) - looked > LOOK_NS:
                 interrupt()
                 looked = now
             self.executed = n
             code = instruction[0]
-            if board or code == recv or self._ran is not None or (code >= define and code < CONTROLS):
-                self._careful(n, instruction)
+            if code == Control.RUN:
+                following = instructions[place + 1] if place + 1 < len(instructions) else self._upcoming()
+                self._begin_run(n, instruction, following[1:] if following[0] == Control.FREE else ())
                 n = self.executed  # a run has taken several numbers
+            elif board or code == recv or self._ran is not None or (code >= define and code < CONTROLS):
+                self._careful(n, instruction)
             else:
                 try:
                     handlers[instruction[0]](n, instruction)
@@ -228,9 +236,6 @@ class Executor:
         if instruction[0] == Control.FENCE and self._board:
             self._fences.append((n, instruction))
             return
-        if instruction[0] == Control.RUN:
-            self._begin_run(n, instruction)
-            return
         reads, writes = accesses(instruction)
         tickets = (instruction[3],) if instruction[0] == Control.RECV else ()
         if self._board.blocked(reads, writes, tickets):
@@ -284,12 +289,17 @@ class Executor:
     def _forget(self, recording: int) -> None:
         self._programs.pop(recording).close()
 
-    def _begin_run(self, n: int, instruction: Instruction) -> None:
-        """Start a run, or park it behind what it must follow; park it, too, where a ticket is missing in it."""
+    def _begin_run(self, n: int, instruction: Instruction, doomed: tuple[int, ...]) -> None:
+        """Start a run, or park it behind what it must follow; park it, too, where a ticket is missing in it.
+
+        `doomed`: the buffers that the next instruction drops.
+        """
         program = self._programs[instruction[1]]
         if instruction[5] != program.count:
             raise ValueError(f"recording {instruction[1]} has {program.count} instructions, not {instruction[5]}")
-        run = Run(program, n, instruction)
+        if doomed and self._board:  # what is parked before the run may still read some of them
+            doomed = tuple([buffer for buffer in doomed if not self._board.touches(buffer)])
+        run = Run(program, n, instruction, doomed)
         self.executed = n + program.count - 1
         if self._board:
             reads, writes = program.accesses(instruction)

@@ -69,6 +69,10 @@ class Session:
             if letters is None or not letters.send(data):
                 peer.send(data)
 
+    def upcoming(self) -> m.Instruction:
+        """The first instruction of the next batch; one that means nothing here, if none has come."""
+        return self.batches[0].instructions[0] if self.batches else (m.Control.FENCE,)
+
     def connect(self, lane: int, endpoint: str) -> None:
         self._peers[lane] = Outlet(endpoint)
         with contextlib.suppress(OSError):  # it has no box: everything goes by the outlet
@@ -315,7 +319,14 @@ class Worker:
         try:
             window = options.get("window", 1024)
             executor = Executor(
-                device, hello.lane, hello.session, session.report, session.tell, window, self._await_loans
+                device,
+                hello.lane,
+                hello.session,
+                session.report,
+                session.tell,
+                window,
+                self._await_loans,
+                session.upcoming,
             )
             executor.introduce(-1, owner, direct=False)
             session.executor = executor

@@ -84,10 +84,14 @@ class Program:
 class Run:
     """One run under way: how far it has come."""
 
-    __slots__ = ("at", "base", "bindings", "first", "handed_out", "numbers", "over", "program", "started", "swift")
+    __slots__ = (
+        "at", "base", "bindings", "doomed", "first", "handed_out", "numbers", "over", "program", "started", "swift"
+    )  # fmt: skip
 
-    def __init__(self, program: Program, n: int, run: Instruction) -> None:
+    def __init__(self, program: Program, n: int, run: Instruction, doomed: tuple[int, ...] = ()) -> None:
+        """`doomed`: buffers that are dropped right behind it."""
         self.program = program
+        self.doomed = doomed
         self.first = n
         _, _, self.base, self.bindings, self.numbers, _ = run
         self.at = 0  # the next instruction
@@ -137,7 +141,9 @@ class FastProgram:
         self._numbers: list[tuple[int, int]] = []  # (place, which number)
         self._roots: list[Any] = [None] * len(template.given)  # what each binding was in the last run
         self._offsets: list[int] = [0] * len(template.given)
+        self._donated = dict(template.donated)
         self.base = 0
+        self.doomed: tuple[int, ...] = ()
         self.bindings: tuple[Binding, ...] = ()
         self.numbers: tuple[Any, ...] = ()
         self._planned = dict(template.places)
@@ -179,7 +185,7 @@ class FastProgram:
         Raises:
             Unavailable: one of its inputs has failed.
         """
-        self.base, self.bindings, self.numbers = run.base, run.bindings, run.numbers
+        self.base, self.bindings, self.numbers, self.doomed = run.base, run.bindings, run.numbers, run.doomed
         arrays, roots, offsets = self._store.arrays, self._roots, self._offsets
         for place, binding in enumerate(run.bindings):
             if type(binding) is int:
@@ -341,6 +347,10 @@ class FastProgram:
 
         def step() -> None:
             for slot, spec, places in wanted:
+                donor = self._donor(slot)
+                if donor is not None and store.take_over(donor, made(self.base, slot)):
+                    look_again(slot)
+                    continue
                 array = store.create(made(self.base, slot), spec)
                 if len(places) == 1 and places[0][1] is None:
                     values[places[0][0]] = array
@@ -349,6 +359,14 @@ class FastProgram:
             call()
 
         return step
+
+    def _donor(self, slot: int) -> int | None:
+        """The buffer whose memory a result may take over in this run."""
+        given = self._donated.get(slot)
+        if given is None:
+            return None
+        binding = self.bindings[-1 - given]
+        return binding if type(binding) is int and binding in self.doomed else None
 
     def _writing(
         self,

@@ -104,6 +104,10 @@ class Scoreboard:
         """Must an instruction that comes now be parked: is a ticket missing, or a conflicting instruction parked?"""
         return any(map(self._missing, tickets)) or bool(self._conflicts(reads, writes))
 
+    def touches(self, buffer: int) -> bool:
+        """Whether a parked instruction reads or writes the buffer."""
+        return buffer in self._accesses
+
     def take(self, tickets: tuple[int, ...]) -> None:
         """An instruction that was not blocked runs now: its tickets are consumed."""
         self._here.difference_update(tickets)

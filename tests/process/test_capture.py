@@ -1592,3 +1592,46 @@ def test_a_worker_that_is_killed_fails_what_needs_it_and_hangs_nothing(devices: 
         del runs, first, y, back, far, sent, array
         with contextlib.suppress(il.WorkerLost):
             session.synchronize()
+
+
+# -- memory of what is dropped ----------------------------------------------------------------------------------------
+
+
+def test_a_dropped_argument_gives_its_memory_to_a_result_unless_something_before_still_reads_it() -> None:
+    with il.connect("cpu:0,cpu:1") as session:
+        slow, device = session.devices
+
+        @il.capture
+        def decay(x: Any) -> Any:
+            return x * 0.5 + 1.0
+
+        def addresses(x: Any) -> Any:
+            for _ in range(40):
+                x = decay(x)
+            return x
+
+        start = np.arange(1e5)
+        x = addresses(il.asarray(start, device=device))
+        wanted = start
+        for _ in range(40):
+            wanted = wanted * 0.5 + 1.0
+        assert x.numpy().tobytes() == wanted.tobytes()
+
+        m = il.ones((500, 500), device=slow)
+        late = (m @ m @ m).sum().to(device)  # parked there till the products are done, so that runs leave together
+        sums, results = [], []
+        for n in range(12):
+            a = il.full(len(start), float(n), device=device)  # memory of its own
+            sums.append(late + a)
+            results.append(decay(a))
+            del a
+        for n, (total, result) in enumerate(zip(sums, results, strict=True)):
+            assert (total.numpy() == 500.0**4 + n).all()
+            assert (result.numpy() == n * 0.5 + 1.0).all()
+
+        held = decay(x)
+        old = x.numpy()
+        again = decay(held)  # `held` and `x` live on
+        assert (x.numpy() == old).all()
+        assert held.numpy().tobytes() == (old * 0.5 + 1.0).tobytes()
+        assert again.numpy().tobytes() == ((old * 0.5 + 1.0) * 0.5 + 1.0).tobytes()
