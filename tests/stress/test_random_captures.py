@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import interlock as il
+from interlock.coordinator import chains as by_rows
 from interlock.coordinator import recording, workers
 
 from . import player
@@ -35,7 +36,15 @@ SETTINGS = {
 }
 PROGRAMS, STEPS = 4, 90
 PLANTED = str(Path(__file__).with_name("planted_worker.py"))
+LOST = "temporaries_are_lost_in_a_failure"  # seen only where an operation fails in the middle of a run
 BUDGET_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small arrays go by stretches of rows as well."""
+    monkeypatch.setattr(by_rows, "LARGE", 64)
+    monkeypatch.setattr(by_rows, "STRETCH", 400)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -69,11 +78,35 @@ def found(setting: Setting) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")  # a faulty worker may upset the frontend in any way
-@pytest.mark.parametrize("fault", [fault for fault in REPLAY_FAULTS if fault != "no_short_way"])
+@pytest.mark.parametrize("fault", [fault for fault in REPLAY_FAULTS if fault not in ("no_short_way", LOST)])
 def test_a_fault_planted_in_replay_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PROGRAM", (PLANTED, fault))
     monkeypatch.setattr(player, "PATIENCE_S", 3.0)
     assert found(Setting(HOST))
+
+
+@pytest.mark.filterwarnings("ignore")  # failures that nobody reads
+@pytest.mark.parametrize("fault", [None, LOST])
+def test_what_was_made_before_a_failure_is_good(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault:
+        monkeypatch.setattr(workers, "PROGRAM", (PLANTED, fault))
+
+    def around(x: Any, place: Any) -> Any:
+        before = x + 1.0
+        return x[place], before * 2.0
+
+    with il.connect("cpu:0"):
+        step, x = il.capture(around), il.ones(5)
+        _, good = step(x, il.asarray([1, 2]))
+        assert good.tolist() == [4.0] * 5
+        bad, good = step(x, il.asarray([1, 9]))
+        with pytest.raises(IndexError):
+            bad.numpy()
+        if fault is None:
+            assert good.tolist() == [4.0] * 5
+        else:
+            with pytest.raises((LookupError, il.InterlockError)):
+                good.numpy()
 
 
 def temporaries_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
