@@ -242,7 +242,8 @@ class Recording:
         )
 
     def _part(self, lane: int, kept: set[int], groups: tuple[int, ...], numbers: tuple[Number, ...], big: int) -> Part:
-        mine = _without_joins(_late_receives([each for each in self.issued if each.lane == lane]), self.specs, kept)
+        mine = _early_sends([each for each in self.issued if each.lane == lane])
+        mine = _without_joins(_late_receives(mine), self.specs, kept)
         given = {-1 - place: self._arrays[group]._spec for place, group in enumerate(groups)}
         life = _Lives(mine, self.specs, given, kept)
         mine, moved = _with_frees(mine, life)
@@ -333,6 +334,34 @@ def outputs_of(instruction: Instruction) -> list[tuple[int, int]]:
     if code % 4 == GENERAL:
         return [(instruction[1] + place, id) for place, id in enumerate(instruction[2])]
     return [(instruction[1], instruction[2])]
+
+
+def _early_sends(mine: list[Taken]) -> list[Taken]:
+    """Each send directly behind what wrote its array last, so that it waits for nothing else."""
+    written: dict[int, int] = {}  # slot -> the last instruction so far that writes it
+    behind: dict[int, list[Taken]] = {}
+    for at, each in enumerate(mine):
+        if each.instruction[0] == Control.SEND:
+            behind.setdefault(written.get(slot_of(each.instruction[1]), -1), []).append(each)
+        for slot in _written(each.instruction):
+            written[slot] = at
+    order = behind.get(-1, [])
+    for at, each in enumerate(mine):
+        if each.instruction[0] != Control.SEND:
+            order.append(each)
+        order += behind.get(at, ())
+    return order
+
+
+def _written(instruction: Instruction) -> list[int]:
+    """The slots that an instruction makes or changes."""
+    slots = [slot for slot, _ in outputs_of(instruction)]
+    if instruction[0] >= CONTROLS and instruction[0] % 4 == GENERAL:
+        _, _, _, operands, _, into = instruction
+        slots += [slot_of(operands[place]) for place in BY_NUMBER[instruction[0] // 4].writes]
+        if into is not None:
+            slots.append(slot_of(into))
+    return slots
 
 
 def _late_receives(mine: list[Taken]) -> list[Taken]:
