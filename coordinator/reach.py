@@ -29,6 +29,7 @@ _MISSING: Final = object()
 
 
 @functools.lru_cache(4096)
+@functools.lru_cache(4096)
 def of_library(file: str | None) -> bool:
     """Whether code in this file is a library's, Interlock's own included."""
     return file is None or file.startswith("<frozen") or file.startswith(_LIBRARIES)

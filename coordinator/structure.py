@@ -17,11 +17,12 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from .issue import Handle
+from .lane import Device
 from .numbers import Number
 from .random import Generator
 from .reach import function_of, of_library
@@ -91,6 +92,13 @@ class Walk:
                 self.key += (kind, value.hex() if kind is float else value.tobytes())
         elif kind is tuple or kind is list or kind is dict:
             self._inside_of(value, slots)
+        elif kind is FunctionType:
+            self.key += (kind, value)
+            self._meet(value)
+        elif kind is Device:
+            self.key.append(value)
+        elif isinstance(value, tuple):
+            self._inside_of(value, slots)
         else:
             self._take_other(value, kind, slots)
 
@@ -153,7 +161,7 @@ class Walk:
                     f"make an array on a device of it first, such as interlock.asarray(x, device='cpu:0')"
                 )
             self.key.append((value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= SMALL else Same(value))
-        elif isinstance(value, _CONTAINERS) or fields_of(value) or (of_user(kind) and not _has_more(kind)):
+        elif isinstance(value, _CONTAINERS) or fields_of(value) or (of_user(kind) and not _kind(kind).more):
             self._inside_of(value, slots)
         else:
             self.key.append(Same(value))
@@ -163,7 +171,7 @@ class Walk:
     def _take_fields(self, value: Any, slots: bool) -> None:
         names = fields_of(value)
         self.key += (type(value), names)
-        if _has_more(type(value)):
+        if _kind(type(value)).more:
             self.key.append(Same(value))
         slots = slots and changes_inside(value)
         for name in names:
@@ -175,22 +183,17 @@ class Walk:
         if kind in self._classes or not of_user(kind) or issubclass(kind, enum.Enum):
             return
         self._classes.add(kind)
-        for base in kind.__mro__:
-            if not of_user(base):
-                continue
-            for name, each in vars(base).items():
-                dunder = name.startswith("__")
-                if isinstance(each, (staticmethod, classmethod)):
-                    each = each.__func__
-                if isinstance(each, property):
-                    if name in self._named:
-                        self._inside_of([each.fget, each.fset], False)
-                elif isinstance(each, FunctionType):
-                    if dunder or name in self._named:
-                        self.take(each, False)
-                elif not dunder and not isinstance(each, MemberDescriptorType):
-                    self.key.append(name)
-                    self.take(each, False)
+        for place, name in _worth_looking(kind, self._named):
+            each = vars(kind.__mro__[place]).get(name)
+            if isinstance(each, (staticmethod, classmethod)):
+                each = each.__func__
+            if isinstance(each, property):
+                self._inside_of([each.fget, each.fset], False)
+            elif isinstance(each, FunctionType):
+                self.take(each, False)
+            else:
+                self.key.append(name)
+                self.take(each, False)
 
     def _meet(self, value: Any) -> None:
         function = function_of(value)
@@ -225,18 +228,70 @@ def changes_inside(value: Any) -> bool:
     return dataclasses.is_dataclass(kind)
 
 
-_known: weakref.WeakKeyDictionary[type[Any], bool] = weakref.WeakKeyDictionary()
+# By class: how many attributes it and its bases had, the names that counted, and what of it is worth looking at then.
+_looked: weakref.WeakKeyDictionary[type[Any], tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
+# What named tuples have from their maker.
+_GENERATED: Final = frozenset(
+    ("_fields", "_field_defaults", "_make", "_replace", "_asdict", "__new__", "__repr__", "__getnewargs__")
+)
+
+
+def _worth_looking(kind: type[Any], named: Collection[str]) -> list[tuple[int, str]]:
+    """(place in the __mro__, attribute) of all that a class of the user's holds: values, and methods that count."""
+    users = [(place, base) for place, base in enumerate(kind.__mro__) if of_user(base)]
+    sizes = tuple([len(vars(base)) for _, base in users])
+    known = _looked.get(kind)
+    if known is not None and known[0] == sizes and known[1] is named:
+        found: list[tuple[int, str]] = known[2]  # no class itself, or it would keep its own key alive
+        return found
+    found = []
+    for place, base in users:
+        for name, each in vars(base).items():
+            dunder = name.startswith("__")
+            if name in _GENERATED and "_fields" in vars(base):
+                continue
+            if isinstance(each, (staticmethod, classmethod)):
+                each = each.__func__
+            if isinstance(each, property):
+                counts = name in named
+            elif isinstance(each, FunctionType):
+                counts = dunder or name in named
+            else:
+                counts = not dunder and not isinstance(each, MemberDescriptorType)
+            if counts:
+                found.append((place, name))
+    _looked[kind] = (sizes, named, found)
+    return found
+
+
+class _Kind(NamedTuple):
+    """What is known of a class."""
+
+    users: bool  # it is the user's own
+    slots: tuple[str, ...]
+    more: bool  # its objects hold something beside attributes and elements: those derived from int, say
+
+
+_kinds: weakref.WeakKeyDictionary[type[Any], _Kind] = weakref.WeakKeyDictionary()
+
+
+def _kind(kind: type[Any]) -> _Kind:
+    found = _kinds.get(kind)
+    if found is None:
+        name = kind.__module__
+        file = getattr(sys.modules.get(name), "__file__", None)
+        users = name == "__main__" or (name != "builtins" and not of_library(file))
+        slots = tuple([name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))])
+        more = any(base.__module__ == "builtins" and base not in _ATTRIBUTES_ONLY for base in kind.__mro__)
+        found = _kinds[kind] = _Kind(users, slots, more)
+    return found
 
 
 def of_user(kind: type[Any]) -> bool:
     """Whether a class is the user's own."""
-    found = _known.get(kind)
-    if found is None:
-        name = kind.__module__
-        file = getattr(sys.modules.get(name), "__file__", None)
-        found = name == "__main__" or (name != "builtins" and not of_library(file))
-        _known[kind] = found
-    return found
+    return _kind(kind).users
 
 
 def fields_of(value: Any) -> tuple[str, ...]:
@@ -244,14 +299,10 @@ def fields_of(value: Any) -> tuple[str, ...]:
     kind = type(value)
     if not (of_user(kind) or dataclasses.is_dataclass(kind) or kind.__name__ == "SimpleNamespace"):
         return ()
-    slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))]
-    names = (*slots, *getattr(value, "__dict__", ()))
+    names = (*_kind(kind).slots, *getattr(value, "__dict__", ()))
+    if not names:
+        return ()
     return tuple([name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)])
-
-
-def _has_more(kind: type[Any]) -> bool:
-    """Whether its objects hold something beside attributes and elements: those derived from int, say."""
-    return any(base.__module__ == "builtins" and base not in _ATTRIBUTES_ONLY for base in kind.__mro__)
 
 
 def _names(slots: Any) -> tuple[str, ...]:
