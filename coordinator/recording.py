@@ -14,7 +14,7 @@ from ..protocol.accesses import outputs
 from ..protocol.errors import InterlockError
 from ..protocol.messages import CONTROLS, GENERAL, NEXT_OUTPUT, TICKET_BITS, Control, Instruction, Ref
 from ..protocol.operations import BY_NUMBER
-from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, bind, refs_of, rewritten, slot_of
+from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, outputs_of, refs_of, rewritten, slot_of
 from ..protocol.specs import Spec
 from .chains import Chain, find_chains
 from .infer import GENERATOR, scalar_ref
@@ -257,7 +257,7 @@ class Recording:
             if chain is not None and chain.rows < spec.shape[0]:
                 inner.add(slot)
                 nbytes = spec.nbytes // spec.shape[0] * chain.rows
-            instead = _instead(mine[moved[at]].instruction, at, spec, self.specs, life, inner)
+            instead = _instead(mine[moved[at]].instruction, at, spec, self.specs, life)
             temporaries.append(Temporary(slot, nbytes, moved[at], moved[life.end(slot)], instead))
         places, planned = plan(sorted(temporaries, key=lambda each: each.first))
         used = {id for _, id in life.made.values()}
@@ -298,7 +298,7 @@ class Recording:
     def difference(self, other: Recording) -> str | None:
         """The first instruction in which another recording of the same function differs, in words."""
         for one, two in zip(self.issued, other.issued, strict=False):
-            if (one.lane, _comparable(one.instruction)) != (two.lane, _comparable(two.instruction)):
+            if (one.lane, repr(one.instruction)) != (two.lane, repr(two.instruction)):
                 return f"{describe(one.site)} before, {describe(two.site)} now"
         if len(self.issued) != len(other.issued):
             return f"{len(self.issued)} instructions before, {len(other.issued)} now"
@@ -306,10 +306,6 @@ class Recording:
             if [each.expression() for each in part.numbers] != [each.expression() for each in theirs.numbers]:
                 return "what it computes of the numbers that it is given is something else"
         return None
-
-
-def _comparable(instruction: Instruction) -> str:
-    return repr(instruction)
 
 
 def _groups(arrays: list[Handle]) -> dict[int, tuple[int, int | None]]:
@@ -322,18 +318,6 @@ def _groups(arrays: list[Handle]) -> dict[int, tuple[int, int | None]]:
         else:
             groups.setdefault(ref[0], (place, ref[1]))  # type: ignore[index]
     return groups
-
-
-def outputs_of(instruction: Instruction) -> list[tuple[int, int]]:
-    """(slot, spec) of what an instruction of a template makes."""
-    code = instruction[0]
-    if code == Control.RECV:
-        return [(instruction[1], instruction[2])]
-    if code < CONTROLS:
-        return []
-    if code % 4 == GENERAL:
-        return [(instruction[1] + place, id) for place, id in enumerate(instruction[2])]
-    return [(instruction[1], instruction[2])]
 
 
 def _early_sends(mine: list[Taken]) -> list[Taken]:
@@ -429,12 +413,9 @@ class _Lives:
         return chain if chain is not None and self.last[slot] < chain.stop else None
 
 
-def _instead(
-    instruction: Instruction, at: int, spec: Spec, specs: dict[int, Spec], life: _Lives, inner: set[int]
-) -> int:
+def _instead(instruction: Instruction, at: int, spec: Spec, specs: dict[int, Spec], life: _Lives) -> int:
     """An operand whose place the result may take: its last use, the same layout, element by element."""
-    code = instruction[0]
-    if code < CONTROLS or not BY_NUMBER[code // 4].plain or BY_NUMBER[code // 4].name == "matmul":
+    if not _by_element(instruction):
         return 0
     operands = [each for each in refs_of(instruction) if slot_of(each)]
     for operand in operands:
@@ -447,6 +428,14 @@ def _instead(
         if operand not in life.kept and specs[life.made[operand][1]] is spec and not others:
             return operand
     return 0
+
+
+def _by_element(instruction: Instruction) -> bool:
+    """Whether each element of the result needs the operands' elements of its own place alone."""
+    if instruction[0] < CONTROLS:
+        return False
+    operation = BY_NUMBER[instruction[0] // 4]
+    return operation.plain and operation.name != "matmul"
 
 
 def _donated(life: _Lives, given: dict[int, Spec], kept: set[int], specs: dict[int, Spec]) -> Iterator[tuple[int, int]]:
@@ -465,8 +454,7 @@ def _donated(life: _Lives, given: dict[int, Spec], kept: set[int], specs: dict[i
     for slot, (at, id) in life.made.items():
         if slot not in kept or slot in life.lent:
             continue
-        code = life.instructions[at][0]
-        by_element = code >= CONTROLS and BY_NUMBER[code // 4].plain and BY_NUMBER[code // 4].name != "matmul"
+        by_element = _by_element(life.instructions[at])
         for donor, spec in free.items():
             if spec is specs[id] and spec is not GENERATOR and (last[donor] < at or (last[donor] == at and by_element)):
                 del free[donor]
@@ -515,10 +503,3 @@ def number_refs(numbers: tuple[Number, ...], arguments: list[Any]) -> tuple[Ref,
             raise TypeError("another type")
         found.append(scalar_ref(value))
     return tuple(found)  # type: ignore[arg-type]
-
-
-def bound_instructions(
-    part: Part, base: int, bindings: tuple[Binding, ...], numbers: tuple[Ref, ...]
-) -> list[Instruction]:
-    """What a run does in this lane, instruction by instruction."""
-    return [bind(each, base, bindings, numbers) for each in part.template.instructions]

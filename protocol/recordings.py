@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from .messages import GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction, Ref
+from .messages import CONTROLS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction, Ref
 
 NUMBER: Final = "number"
 MOST_MADE: Final = (1 << 15) - 1  # buffers that one run may make: their numbers have this much room in 64 bits
@@ -118,6 +118,18 @@ def refs_of(instruction: Instruction) -> tuple[Ref, ...]:
         return ref
 
     rewritten(instruction, note, int, int)
-    if instruction[0] >= 32 and instruction[0] % 4 == GENERAL and instruction[5] is not None:
+    if instruction[0] >= CONTROLS and instruction[0] % 4 == GENERAL and instruction[5] is not None:
         found.append(found.pop(0))  # it is rewritten first
     return tuple(found)
+
+
+def outputs_of(instruction: Instruction) -> list[tuple[int, int]]:
+    """(slot, spec) of what an instruction of a template makes."""
+    code = instruction[0]
+    if code == Control.RECV:
+        return [(instruction[1], instruction[2])]
+    if code < CONTROLS:
+        return []
+    if code % 4 == GENERAL:
+        return [(instruction[1] + place, id) for place, id in enumerate(instruction[2])]
+    return [(instruction[1], instruction[2])]

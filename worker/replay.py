@@ -21,7 +21,7 @@ from ..protocol.accesses import recording_buffer
 from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.messages import CONTROLS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction
 from ..protocol.operations import BY_NUMBER, Operation
-from ..protocol.recordings import Binding, Template, bind, bound, made, refs_of, slot_of
+from ..protocol.recordings import Binding, Template, bind, bound, made, outputs_of, refs_of, slot_of
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import Store
@@ -204,7 +204,7 @@ class FastProgram:
         there: set[int] = set()
         # In a chain nothing of its own can be told apart: rows of all its results are there.
         for instruction in self._program.template.instructions[:at]:
-            there.update(slot for slot, _ in _made(instruction) if slot in self._planned)
+            there.update(slot for slot, _ in outputs_of(instruction) if slot in self._planned)
             if instruction[0] == Control.FREE:
                 there.difference_update(instruction[1:])
         for slot in there - self._inner.keys():
@@ -217,7 +217,7 @@ class FastProgram:
     # -- making ready
 
     def _note_layouts(self, instruction: Instruction) -> None:
-        for slot, id in _made(instruction):
+        for slot, id in outputs_of(instruction):
             self._layouts[slot] = self._program.specs[id]
 
     def _place(self, ref: Any) -> int:
@@ -254,7 +254,7 @@ class FastProgram:
         """How many rows of a slot there are at a time, of which only a chain has any."""
         for start, stop, rows in self._program.template.chains:
             for instruction in self._program.template.instructions[start:stop]:
-                if any(made_slot == slot for made_slot, _ in _made(instruction)):
+                if any(made_slot == slot for made_slot, _ in outputs_of(instruction)):
                     return rows
         raise ValueError(f"slot {slot} is in no chain")
 
@@ -453,11 +453,11 @@ class FastProgram:
                 for function, operands in calls:
                     function(*[each.stretches[n] for each in operands])
 
-        made = self._making(lambda: None, fresh) if fresh else None
+        make = self._making(lambda: None, fresh) if fresh else None
 
         def step() -> None:
-            if made is not None:
-                made()
+            if make is not None:
+                make()
             for ref in targets:
                 self._writable(ref, overwrites=False)
             compute()
@@ -615,14 +615,3 @@ def _slots(instruction: Instruction) -> list[tuple[int, bool]]:
         elif len(ref) == 5:  # type: ignore[arg-type]
             found.append((ref[0], place in written))  # type: ignore[index]
     return found
-
-
-def _made(instruction: Instruction) -> list[tuple[int, int]]:
-    """(slot, spec) of what an instruction makes."""
-    code = instruction[0]
-    if code == Control.RECV:
-        return [(instruction[1], instruction[2])]
-    if code < CONTROLS:
-        return []
-    ids = instruction[2] if code % 4 == GENERAL else (instruction[2],)
-    return [(instruction[1] + i, id) for i, id in enumerate(ids)]
