@@ -14,6 +14,7 @@ import gc
 import threading
 from collections import deque
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -62,7 +63,7 @@ class Captured:
         self._turn = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _recording.get(threading.get_ident()):
+        if threading.get_ident() in _recording:
             return self._function(*args, **kwargs)  # part of what is being recorded
         walk, session = self._look(args, kwargs)
         entry, numbers = self._find(walk)
@@ -87,7 +88,7 @@ class Captured:
         return entry.result.build(base, walk)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else MethodType(self, instance)  # which has a report, too
 
     def __del__(self) -> None:
         for _, entry in getattr(self, "_order", ()):
@@ -216,7 +217,7 @@ class Captured:
             before, words = self._state(args, kwargs), self._words(args, kwargs)
             try:
                 tape.begin()
-                _recording[me] = True
+                _recording.add(me)
                 returned = self._function(*args, **kwargs)
                 if tape.refusal is not None:
                     raise tape.refusal
@@ -238,7 +239,7 @@ class Captured:
                         f"not call the function"
                     )
             finally:
-                _recording.pop(me, None)
+                _recording.discard(me)
                 tape.end()
         recording = Recording(tape, walk.arrays, result.buffers, BIG)
         return recording, result, tape.pins
@@ -258,10 +259,8 @@ class Captured:
         return words
 
 
-_recording: dict[int, bool] = {}  # threads that record
-
-
-_NOT_MADE: Final = (np.ndarray, set, frozenset, dict, list, deque, bytearray)
+_recording: set[int] = set()  # threads that record
+_NOT_MADE: Final = (np.ndarray, set, frozenset, dict, list, deque, bytearray)  # nor what is derived from them
 
 
 def _goes_on(kind: type[Any]) -> bool:

@@ -836,6 +836,7 @@ def test_captured_methods_keywords_and_defaults(session: il.Session) -> None:
     assert one.step(x, times=2).tolist() == [12, 12]
     assert one.step(x=x, times=1).tolist() == [5, 5]
     assert Stepping.step(two, x).tolist() == [14, 14]
+    assert one.step.report() == Stepping.step.report()
     given = il.full(2, 3.0, device=device)
 
     def step(x: Any, y: Any = given, *more: Any, scale: float = 2.0, **named: Any) -> Any:
