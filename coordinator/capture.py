@@ -490,7 +490,8 @@ def capture(function: Callable[..., Any] | None = None, *, verify: bool = False)
     arrays, same ints, strings and bools; floats and NumPy scalars may change. For others the function is recorded
     again; `step.report()` says what was recorded and why. What the function reads besides, closed-over variables and
     globals, its own and those of the functions that it calls, counts as an argument. It is called only to be
-    recorded, so it must return what is new, not keep it; reading an array inside is refused.
+    recorded, so it must return what is new, not keep it; reading an array inside is refused, and what comes from
+    elsewhere, such as a clock, a file, or `random.random()`, stays as it was when it was recorded.
 
     Args:
         function: takes and returns arrays, numbers, and tuples, lists, dicts and dataclasses of them.
@@ -498,6 +499,7 @@ def capture(function: Callable[..., Any] | None = None, *, verify: bool = False)
 
     Raises:
         CaptureError: at a call: the function does what cannot be replayed.
+        TypeError: at a call: a NumPy array or an iterator is among the arguments.
     """
     if function is None:
         return functools.partial(capture, verify=verify)
