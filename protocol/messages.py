@@ -22,7 +22,7 @@ import types
 import typing
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, Union
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 # A reference to an operand: a buffer's id; a view (buffer, offset, shape, strides, dtype); a plain scalar (value,);
 # a typed constant (dtype, bytes). Offsets and strides are bytes, dtypes are NumPy's `dtype.str`.
