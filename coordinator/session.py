@@ -612,14 +612,14 @@ class Session:
 
     def _busy(self) -> bool:
         """There is work under way; a look without the lock, that a tick will make sure of."""
-        return any(lane.lost is None and lane.unfinished() for lane in self.lanes)
+        return bool(self._pending) or any(lane.lost is None and lane.unfinished() for lane in self.lanes)
 
     def _tick(self) -> bool:
         """Send what lies unsent; True while there is work under way."""
         if self.closed:
             return False
         with self.lock:
-            some = False
+            some = bool(self._pending)  # all may be done, and the answer not here: whoever awaits it receives nothing
             for lane in self.lanes:
                 if lane.lost is None and lane.unfinished():
                     some = True

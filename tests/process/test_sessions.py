@@ -673,6 +673,25 @@ def test_the_loop_runs_on_while_an_array_is_awaited(session: il.Session) -> None
     assert asyncio.run(asyncio.wait_for(main(), 60.0)) == (100, [2.0, 2.0, 2.0])
 
 
+def test_an_awaited_answer_is_taken_in_though_the_work_is_done(session: il.Session) -> None:
+    async def main() -> list[float]:
+        x = il.ones(3, device="cpu:1").to("cpu:0") + 1
+        il.synchronize()
+        reading = asyncio.ensure_future(_read(x))
+        await asyncio.sleep(0)  # it has asked
+        until = time.monotonic() + 0.02
+        while time.monotonic() < until:  # the worker answers, and whoever looks how far it is finds it done
+            pass
+        return await reading
+
+    for _ in range(30):
+        assert asyncio.run(asyncio.wait_for(main(), 30.0)) == [2.0, 2.0, 2.0]
+
+
+async def _read(x: il.Array) -> list[float]:
+    return (await x).tolist()  # type: ignore[no-any-return]
+
+
 def test_awaiting_a_failed_array_raises_its_error_and_the_others_arrive(session: il.Session) -> None:
     async def main() -> list[Any]:
         good = [il.ones(3, device=device) + 1 for device in session.devices]
