@@ -491,7 +491,8 @@ def capture(function: Callable[..., Any] | None = None, *, verify: bool = False)
     again; `step.report()` says what was recorded and why. What the function reads besides, closed-over variables and
     globals, its own and those of the functions that it calls, counts as an argument. It is called only to be
     recorded, so it must return what is new, not keep it; reading an array inside is refused, and what comes from
-    elsewhere, such as a clock, a file, or `random.random()`, stays as it was when it was recorded.
+    elsewhere, such as a clock, a file, or `random.random()`, stays as it was when it was recorded. So does what is
+    inside objects of libraries, and inside NumPy arrays of more than 4 KiB, while the variable holds the same one.
 
     Args:
         function: takes and returns arrays, numbers, and tuples, lists, dicts and dataclasses of them.
