@@ -299,7 +299,10 @@ class Recording:
         """The first instruction in which another recording of the same function differs, in words."""
         for one, two in zip(self.issued, other.issued, strict=False):
             if (one.lane, repr(one.instruction)) != (two.lane, repr(two.instruction)):
-                return f"{describe(one.site)} before, {describe(two.site)} now"
+                before, now = describe(one.site), describe(two.site)
+                if before == now:
+                    return f"other operands, or another device, at {now}"
+                return f"{before} before, {now} now"
         if len(self.issued) != len(other.issued):
             return f"{len(self.issued)} instructions before, {len(other.issued)} now"
         for part, theirs in zip(self.parts, other.parts, strict=True):
