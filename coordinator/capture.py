@@ -11,7 +11,9 @@ import copy
 import dataclasses
 import functools
 import gc
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import MethodType
@@ -61,6 +63,7 @@ class Captured:
         self._order: list[tuple[tuple[Any, ...], _Entry]] = []  # the oldest first
         self._forgotten = 0
         self._turn = threading.RLock()
+        _captured.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() in _recording:
@@ -84,8 +87,10 @@ class Captured:
                     f"{difference}; it must depend on its arguments and on variables that it reads itself alone"
                 )
         entry.runs[0] += 1
-        base = _run(entry.recording, walk.arrays, numbers)
-        return entry.result.build(base, walk)
+        base = session.next_id()
+        result = entry.result.build(base, walk)  # first, so that what Ctrl-C leaves of a run has handles that go
+        _run(entry.recording, walk.arrays, numbers, base)
+        return result
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)  # which has a report, too
@@ -260,6 +265,17 @@ class Captured:
 
 
 _recording: set[int] = set()  # threads that record
+_captured: weakref.WeakSet[Captured] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    """Threads that recorded are not here, and hold no lock."""
+    _recording.clear()
+    for each in list(_captured):
+        each._turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 _NOT_MADE: Final = (np.ndarray, set, frozenset, dict, list, deque, bytearray)  # nor what is derived from them
 
 
@@ -282,10 +298,9 @@ def _size(nbytes: int) -> str:
 # -- running
 
 
-def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ...]]) -> int:
-    """Send a run to every lane that takes part in it; the base of its buffers' numbers."""
+def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ...]], base: int) -> None:
+    """Send a run to every lane that takes part in it; its buffers are numbered from `base`."""
     session = recording.session
-    base = session.next_id()
     lanes = [session.lanes[part.lane] for part in recording.parts]
     with session.lock:  # of all lanes at once: no other thread's transfer comes between
         for lane in lanes:
@@ -309,7 +324,6 @@ def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ..
     session.receiver.wake()
     for lane in crowded:
         session.await_credit(lane)
-    return base
 
 
 def _issue_one_by_one(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ...]], base: int) -> None:
@@ -361,6 +375,7 @@ class Result:
         self._given = {id(array): place for place, array in enumerate(walk.arrays)}
         self._groups = {buffer_of(array._ref): place for place, array in reversed([*enumerate(walk.arrays)])}
         self._name = name
+        self._session = tape.session
         self._arrays = walk.arrays
         self._make = self._maker(returned)
         del self._given, self._groups, self._arrays
@@ -422,6 +437,8 @@ class Result:
         if place is not None:
             self.said.append(("given", place))
             return lambda base, walk, roots: walk.arrays[place]
+        if value._lane.session is not self._session:
+            raise CaptureError(f"{self._name} makes an array in another session: a recording belongs to one session")
         buffer = buffer_of(value._ref)
         assert buffer is not None
         slot = self._slots.get(buffer)

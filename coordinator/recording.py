@@ -97,10 +97,13 @@ class Tape:
 
     def end(self) -> None:
         with self.session.lock:
-            self._look_for_dropped()
-            self.session.tape = None
-            for lane in self.session.lanes:
-                lane.batch, lane.sites = list(lane.batch), list(lane.sites)
+            try:
+                self._look_for_dropped()
+                for lane in self.session.lanes:
+                    lane.batch, lane.sites = list(lane.batch), list(lane.sites)
+            finally:  # Ctrl-C, too: lists that still divert divert nothing once the thread is nobody's
+                self.thread = 0
+                self.session.tape = None
 
     def dropped(self, buffers: list[int]) -> list[int]:
         """Those of a lane's dropped buffers that are its worker's: those made on the tape never were."""

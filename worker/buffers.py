@@ -87,6 +87,7 @@ class Store:
         self.arrays: dict[Any, Any] = _Arrays(self._make_view)
         self.failures: dict[int, Failure] = {}
         self._failed_specs: dict[int, Spec] = {}  # what a full overwrite makes anew
+        self.make_room: Callable[[], bool] = lambda: False  # gives up what can be made again; False if there is none
         self._give_back = give_back
         self._await_loans = await_loans
         self._orphans = 0  # blocks of memory that go when a loan ends
@@ -118,7 +119,7 @@ class Store:
             try:
                 return self.device.alloc(nbytes)
             except OutOfDeviceMemory:
-                if not self._orphans or not self._await_loans():
+                if not self.make_room() and not (self._orphans and self._await_loans()):
                     raise
 
     def take_over(self, old: int, new: int) -> bool:

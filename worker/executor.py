@@ -98,6 +98,7 @@ class Executor:
         self._layouts: dict[int, Spec] = {}  # by id, all of them
         self._returns: list[Origin] = []
         self._store = Store(device, self._returns.append, await_loans)
+        self._store.make_room = lambda: any(program.give_up() for program in self._programs.values())
         self._transfers = Transfers(device, lane, session, self._store, self._report, self._tell)
         self._late: deque[Message] = deque()  # failures not told yet; some are found on the device's threads
         self._ran: deque[tuple[Any, ...]] | None = None  # records while tracing
@@ -284,6 +285,9 @@ class Executor:
     # -- runs of recordings
 
     def _define(self, recording: int, template: Template) -> None:
+        known = self._programs.pop(recording, None)
+        if known is not None:  # it came twice, as the program was interrupted while it sent
+            known.close()
         self._programs[recording] = Program(recording, template, self.device, self._store, self._transfers)
 
     def _forget(self, recording: int) -> None:

@@ -198,8 +198,12 @@ class Worker:
         executor = session.executor
         if not executor.device.inline:
             executor.drain()
+            session.show_progress()
         if session.batches:
-            executor.batch(session.batches.popleft(), self._interrupt)
+            batch = session.batches.popleft()
+            if executor.owes and batch.instructions[-1][0] != m.Control.RUN:  # it may take long, and send no ticket
+                executor.pay_back()
+            executor.batch(batch, self._interrupt)
             session.show_progress()
             executor.report_completed(at_once=session.progress is not None and session.awaited())
 
@@ -245,6 +249,10 @@ class Worker:
         if type(message) in (m.Taken, m.Returned, m.Batch):
             self._handle(sender, message)
             return type(message) is not m.Batch
+        if type(message) is m.Ticket and message.taken:  # what comes back with it is what is waited for
+            self._handle(sender, m.Taken(message.session, message.source, message.taken))
+            self._deferred.append((sender, message._replace(taken=())))
+            return True
         self._deferred.append((sender, message))
         return False
 
@@ -422,6 +430,7 @@ class Worker:
         session = self._of(ticket.session)
         if session is not None:
             session.executor.ticket(ticket)
+            self._come_to_rest(session)  # what it lets go on may be waited for, and other sessions' work never ends
 
     def _taken(self, _: bytes, taken: m.Taken) -> None:
         session = self._of(taken.session)

@@ -8,7 +8,6 @@ step is one call. Either way a run stops where a ticket has not come yet, and go
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import time
@@ -57,6 +56,7 @@ class Program:
         }
         self._device, self._store, self.transfers = device, store, transfers
         self._fast: FastProgram | None = None
+        self.under_way = False  # a run is on the short way
         self._tried = not device.inline
 
     def accesses(self, run: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -71,9 +71,21 @@ class Program:
         """The short way, if there is one here."""
         if not self._tried:
             self._tried = True
-            with contextlib.suppress(OutOfDeviceMemory):  # else runs allocate as they go: what does not fit fails
-                self._fast = FastProgram(self, self._device, self._store, self.transfers)
+            while self._fast is None:
+                try:
+                    self._fast = FastProgram(self, self._device, self._store, self.transfers)
+                except OutOfDeviceMemory:
+                    if not self._store.make_room():
+                        break  # runs allocate as they go: what does not fit fails
         return self._fast
+
+    def give_up(self) -> bool:
+        """Let go of the memory planned for temporaries, unless a run needs it; the next one has it made again."""
+        if self._fast is None or self.under_way:
+            return False
+        self.close()
+        self._tried = False
+        return True
 
     def close(self) -> None:
         if self._fast is not None:
@@ -521,6 +533,7 @@ def carry_out(run: Run, executor: Executor) -> bool:
         if run.swift is not None:
             try:
                 run.swift.begin(run)
+                run.program.under_way = True
             except Exception:  # an input has failed: one instruction at a time, so that only what needs it fails
                 run.swift = None
     if run.swift is not None and not _swiftly(run, run.swift, executor):
@@ -530,6 +543,7 @@ def carry_out(run: Run, executor: Executor) -> bool:
             return False
         executor.one_of_run(run, run.first + run.at, run.instruction(run.at))
         run.at += 1
+    run.program.under_way = False  # only now: what it made before a failure may lie in the planned memory
     return True
 
 

@@ -58,8 +58,8 @@ class Transfers:
         self._gone: dict[int, str] = {}  # lanes that send no more, and why
         self._lent_to: dict[int, set[int]] = {}  # by lane: loans that it has not given back
         self._exported: dict[int, Any] = {}  # by loan: what the device exported for it
-        self._owed: dict[int, list[int]] = {}  # by lane: loans that are over, and it has not been told
-        self._owed_bytes = 0
+        # By lane: loans that are over, and it has not been told; each with its bytes.
+        self._owed: dict[int, list[tuple[int, int]]] = {}
         self._copying = 0  # copies under way that a mark will tell of
 
     # -- leaving
@@ -104,7 +104,7 @@ class Transfers:
 
     def _tell_ticket(self, target: int, ticket: int, place: Any, failure: Failure | None) -> None:
         reason = None if failure is None else tuple(failure)
-        owed = tuple(self._owed.pop(target, ()))
+        owed = tuple([loan for loan, _ in self._owed.pop(target, ())])
         self._tell(target, Ticket(self._session, self._lane, ticket, place, reason, time.monotonic_ns(), owed))
 
     def _place(self, ref: Ref, array: Any, loan: int) -> Any:
@@ -350,18 +350,17 @@ class Transfers:
             if kind == "session":
                 blocks.append(loan)
             elif lane not in self._gone:
-                self._owed.setdefault(lane, []).append(loan)
-                self._owed_bytes += nbytes
-        if self._owed_bytes > OWED_BYTES:
+                self._owed.setdefault(lane, []).append((loan, nbytes))
+        if self._owed and sum(nbytes for owed in self._owed.values() for _, nbytes in owed) > OWED_BYTES:
             self.pay_back()
         if blocks:
             self._report(Released(self._lane, tuple(blocks)))
 
     def pay_back(self) -> None:
         """Tell all lenders of the loans that are over."""
-        owed, self._owed, self._owed_bytes = self._owed, {}, 0
+        owed, self._owed = self._owed, {}
         for lane, loans in owed.items():
-            self._tell(lane, Taken(self._session, self._lane, tuple(loans)))
+            self._tell(lane, Taken(self._session, self._lane, tuple([loan for loan, _ in loans])))
 
     @property
     def owes(self) -> bool:

@@ -1636,3 +1636,68 @@ def test_a_dropped_argument_gives_its_memory_to_a_result_unless_something_before
         assert (x.numpy() == old).all()
         assert held.numpy().tobytes() == (old * 0.5 + 1.0).tobytes()
         assert again.numpy().tobytes() == ((old * 0.5 + 1.0) * 0.5 + 1.0).tobytes()
+
+
+def test_memory_planned_for_recordings_makes_room_for_what_needs_it() -> None:
+    with il.connect("cpu:0", memory=64 << 20) as session:
+
+        @il.capture
+        def body(a: Any) -> Any:
+            t = a @ a
+            return (t.T @ a).sum() + t.sum()
+
+        for n in range(700, 724):  # 8 MB planned for each
+            assert float(body(il.ones((n, n)))) == float(n * n * n * n + n * n * n)
+        big = il.ones((40 << 20) // 8)
+        assert float(big.sum()) == (40 << 20) // 8
+        assert session.inspect()["cpu:0"]["recordings"] == 24
+
+
+def test_an_array_of_another_session_is_refused_as_a_result() -> None:
+    with il.connect("cpu:0") as one, il.connect("cpu:0") as other:
+        x, there = il.ones(3, device=one.devices[0]), other.devices[0]
+        step = il.capture(lambda x: (x + 1.0, il.full(3, 7.0, device=there)))
+        with pytest.raises(il.CaptureError, match="another session"):
+            step(x)
+        assert (x + 1.0).tolist() == [2.0] * 3
+
+
+def test_ctrl_c_while_a_replay_waits_for_room_leaves_no_results_behind() -> None:
+    with il.connect("cpu:0", window=16) as session:
+        step, x = il.capture(lambda a: a @ a), il.ones((400, 400))
+        y = step(x)
+        for _ in range(3):
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    y = step(x)
+            timer.join()
+        assert (y.numpy() == 400.0).all()
+        del y
+        session.synchronize()
+        assert session.inspect()["cpu:0"]["arrays"] <= 2  # x, and what was under way between two statements
+
+
+def test_a_forked_child_is_not_held_up_by_a_recording_of_its_parent() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(x: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go_on.wait(PATIENCE_S)
+        return x + 1.0
+
+    with il.connect("cpu:0"):
+        step, x = il.capture(slow), il.ones(3)
+        thread = threading.Thread(target=step, args=(x,))
+        thread.start()
+        assert inside.wait(PATIENCE_S)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(int(PATIENCE_S))
+            with il.connect("cpu:0"):
+                os._exit(0 if step(il.ones(3)).tolist() == [2.0] * 3 else 1)
+        go_on.set()
+        thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
