@@ -428,7 +428,10 @@ class Executor:
         elif isinstance(error, Unavailable):
             known = self._store.failures.get(error.buffer)
             if known is None:
-                error = LookupError(f"no array has the number {error.buffer} on this worker")
+                error = LookupError(
+                    f"no array has the number {error.buffer} on this worker: it was made in a captured function that "
+                    f"failed or was refused, and so was never computed; make it anew"
+                )
         if known is not None:
             failure = known.inherited(self.lane, n)
             if failure is not known:  # of the first few, the frontend keeps the line

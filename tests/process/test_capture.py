@@ -1701,3 +1701,19 @@ def test_a_forked_child_is_not_held_up_by_a_recording_of_its_parent() -> None:
         go_on.set()
         thread.join()
         assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_what_a_refused_function_kept_says_so() -> None:
+    kept: list[Any] = []
+
+    def keeping(x: Any) -> Any:
+        kept.append(x + 1.0)
+        return x * 2.0
+
+    with il.connect("cpu:0"):
+        x = il.ones(3)
+        with pytest.raises(il.CaptureError):
+            il.capture(keeping)(x)
+        with pytest.raises(LookupError, match="captured function that failed or was refused"):
+            kept.pop().numpy()
+        assert (x + 1.0).tolist() == [2.0] * 3
