@@ -35,7 +35,6 @@ class Program:
     """A recording's part on this worker."""
 
     def __init__(self, recording: int, template: Template, device: Device, store: Store, transfers: Transfers) -> None:
-        self.recording = recording
         self.template = template
         self.specs: dict[int, Spec] = {}
         for id, shape, dtype, strides in template.specs:
@@ -157,7 +156,6 @@ class FastProgram:
         self.base = 0
         self.doomed: tuple[int, ...] = ()
         self.bindings: tuple[Binding, ...] = ()
-        self.numbers: tuple[Any, ...] = ()
         self._planned = dict(template.places)
         self._inner = {slot: self._rows_of(slot) for slot in template.inner}
         self._layouts: dict[int, Spec] = {}
@@ -197,7 +195,7 @@ class FastProgram:
         Raises:
             Unavailable: one of its inputs has failed.
         """
-        self.base, self.bindings, self.numbers, self.doomed = run.base, run.bindings, run.numbers, run.doomed
+        self.base, self.bindings, self.doomed = run.base, run.bindings, run.doomed
         arrays, roots, offsets = self._store.arrays, self._roots, self._offsets
         for place, binding in enumerate(run.bindings):
             if type(binding) is int:
@@ -223,7 +221,7 @@ class FastProgram:
             self._store.arrays[made(run.base, slot)] = self._planned_array(slot, None)
 
     def after(self, at: int) -> int:
-        """Where to go on if the step at this place failed."""
+        """Behind the last instruction of the step at this place."""
         return self._chains.get(at, at + 1)
 
     # -- making ready
@@ -563,7 +561,8 @@ def _swiftly(run: Run, fast: FastProgram, executor: Executor) -> bool:
                 for at, step in steps:
                     began = time.monotonic_ns()
                     step()
-                    record(run.first + at, began)
+                    for place in range(at, fast.after(at)):  # those of a chain take their time together
+                        record(run.first + place, began)
             run.at = stop
     except Exception as error:
         fast.keep(run, at)

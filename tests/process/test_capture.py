@@ -1717,3 +1717,16 @@ def test_what_a_refused_function_kept_says_so() -> None:
         with pytest.raises(LookupError, match="captured function that failed or was refused"):
             kept.pop().numpy()
         assert (x + 1.0).tolist() == [2.0] * 3
+
+
+def test_a_trace_has_every_instruction_of_a_chain_that_goes_by_rows() -> None:
+    with il.connect("cpu:0"):
+        step = il.capture(lambda a, b: ((a + b) * 2.0 - a) * b)
+        a, b = il.ones((1000, 400)), il.ones((1000, 400))
+        step(a, b)
+        with il.trace() as trace:
+            y = step(a, b)
+        issued = {each.n for each in trace.records.issued() if each.kind == "compute"}
+        assert len(issued) == 4
+        assert issued <= {each.n for each in trace.records.ran}
+        assert (y.numpy() == 3.0).all()
