@@ -139,7 +139,7 @@ def encode_scalar(operation: Operation, operands: tuple[Operand, ...], position:
     with np.errstate(all="ignore"):
         if operation.name == "where":  # which makes an array of it first, so that ints wrap
             value = np.asarray(value)
-        elif isinstance(value, int) and dtype.kind == "f" and abs(value) > sys.float_info.max:
+        elif isinstance(value, int) and dtype.kind in "fc" and abs(value) > sys.float_info.max:
             value = math.inf if value > 0 else -math.inf  # a bound beyond floats, which clip accepted for ints
         box[()] = value
     return dtype.str, box.tobytes()

@@ -176,7 +176,9 @@ LONGS = spec((3,), np.dtype("i8"))
 DOUBLES = spec((3,), np.dtype("f8"))
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 10**400), (0.0, 2**1024), (np.float32(0), 10**400), (0, 10**400)])
+@pytest.mark.parametrize(
+    "bounds", [(0.0, 10**400), (0.0, 2**1024), (np.float32(0), 10**400), (0, 10**400), (0j, 10**400), (-(10**400), 1j)]
+)
 def test_a_bound_beyond_all_floats_is_no_bound_for_ints(bounds: tuple[Any, Any]) -> None:
     operands = (np.array([-5, 5], np.int8), *bounds)
     (result,) = infer(BY_NAME["clip"], specs_of(operands), (True, True)).specs
