@@ -31,7 +31,10 @@ _WHERE = {
     "CaptureError": "coordinator.recording",
     "capture": "coordinator.capture",
     "Device": "coordinator.lane",
+    "Save": "coordinator.checkpoints",
     "Session": "coordinator.session",
+    "load": "coordinator.checkpoints",
+    "save": "coordinator.checkpoints",
     "trace": "coordinator.tracing",
     "Trace": "coordinator.tracing",
 }

@@ -158,6 +158,8 @@ class Tape:
 
 _INSTEAD: Final = {
     "a value is read": "return the array and read it outside, or pass the number as an argument",
+    "arrays are saved": "return them and save them outside",
+    "a file is loaded": "load it outside, and pass the arrays as arguments",
     "a NumPy array is sent to a device": "make it with interlock.asarray outside, and pass it as an argument",
 }
 

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -37,6 +37,7 @@ from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
 
 if TYPE_CHECKING:
+    from .checkpoints import Save
     from .recorder import Recorder
     from .recording import Tape
 
@@ -99,6 +100,7 @@ class Session:
         self.tape: Tape | None = None  # while something is recorded
         self.taping_turn = threading.Lock()  # one at a time
         self.recordings = itertools.count(1)  # their numbers
+        self.saves: list[Save] = []  # under way, or failed and nobody has seen it
         self._gated = gate == "coordinator"
         self._pid = os.getpid()
         self._processes = list(processes)
@@ -370,6 +372,24 @@ class Session:
         self.receiver.wake()  # nobody else may be receiving
         return pending
 
+    def ask_all(self, arrays: Sequence[tuple[Lane, Ref]], site: Site | None) -> list[Pending]:
+        """Ask for the elements of several arrays as they are at one moment, without waiting."""
+        asked = []
+        with self.lock:
+            self.check_open()
+            for lane, ref in arrays:
+                pending = Pending(lane.index)
+                asked.append(pending)
+                if lane.lost is not None:
+                    pending.happened(failures.again(lane.lost))
+                    continue
+                request = next(self._requests)
+                self._pending[request] = pending
+                lane.append((Control.READ, ref, request), site)
+            self.flush()
+        self.receiver.wake()  # nobody else may be receiving
+        return asked
+
     def abandon(self, pending: Pending) -> None:
         """Nobody waits for this answer any more: what it lends is given back, now or when it comes."""
         with self.lock:
@@ -388,13 +408,23 @@ class Session:
             raise fact
         if fact.failure is not None:
             raise self._error(fact.failure)
-        strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
-        place = fact.place
-        if type(place) is bytes:
-            return np.ndarray(spec.shape, spec.dtype, bytearray(place or bytes(spec.dtype.itemsize)), 0, strides).copy(
-                "K"
-            )
-        _, loan, offset, ticket = place
+        if type(fact.place) is bytes:
+            return _of_bytes(fact.place, spec).copy("K")
+        with self.in_place(pending, spec) as elements:
+            return elements.copy("K")
+
+    @contextlib.contextmanager
+    def in_place(self, pending: Pending, spec: Spec) -> Iterator[np.ndarray[Any, Any]]:
+        """The elements that came for a pending read, where they lie: not the caller's, and gone when the block ends."""
+        fact = pending.fact
+        if isinstance(fact, Exception):
+            raise fact
+        if fact.failure is not None:
+            raise self._error(fact.failure)
+        if type(fact.place) is bytes:
+            yield _of_bytes(fact.place, spec)
+            return
+        _, loan, offset, ticket = fact.place
         lane = self.lanes[pending.lane]
         try:
             with self.lock:
@@ -405,8 +435,9 @@ class Session:
                 raise
             raise lost from None
         try:
-            return np.ndarray(spec.shape, spec.dtype, memory, offset, strides).copy(order="K")
-        finally:  # Ctrl-C, and no memory for the copy, too
+            strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
+            yield np.ndarray(spec.shape, spec.dtype, memory, offset, strides)
+        finally:  # Ctrl-C, and no memory for a copy, too
             with self.lock:
                 if lane.lost is None:
                     lane.send(m.Returned((loan,)))
@@ -689,6 +720,7 @@ class Session:
         if self.closed or os.getpid() != self._pid:
             return
         unread: list[Exception] = []
+        interrupt = self._finish_saves()
         if getattr(self, "devices", None) is not None:
             with contextlib.suppress(Exception):
                 self.synchronize(timeout=workers.STOP_S, raising=False)
@@ -726,6 +758,23 @@ class Session:
         _sessions.discard(self)
         if unread:
             warnings.warn(failures.unread(len(unread), unread[:5]), stacklevel=3)
+        if self.saves:
+            from .checkpoints import report
+
+            report(self.saves)
+        if interrupt is not None:
+            raise interrupt
+
+    def _finish_saves(self) -> BaseException | None:
+        """Wait for saves under way; an interrupt gives them up, and is returned."""
+        if self.saves:
+            from .checkpoints import finish
+
+            try:
+                finish(self.saves)
+            except BaseException as interrupt:
+                return interrupt
+        return None
 
     def __enter__(self) -> Session:
         return self
@@ -758,6 +807,12 @@ def close_all() -> None:
     """At the program's end: close what is still open."""
     for session in list(_sessions):
         session.close()
+
+
+def _of_bytes(data: bytes, spec: Spec) -> np.ndarray[Any, Any]:
+    """The elements that a message brought."""
+    strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
+    return np.ndarray(spec.shape, spec.dtype, bytearray(data or bytes(spec.dtype.itemsize)), 0, strides)
 
 
 def _in_memory_order(data: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:

@@ -1,0 +1,111 @@
+"""Faults that other systems had in the field with checkpoints, and with what an error keeps alive.
+
+The names begin with the number of the case in the collection that they come from; the docstring names the report.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import interlock as il
+
+from .programs import kill, program
+
+HANG_S = 60.0  # generous: a deadline for a hang
+KINDS = ["cpu:0,cpu:1,cpu:2", "cpu:0,sim:0,sim:1"]
+
+
+@pytest.fixture(scope="module", params=[*((d, "worker") for d in KINDS), (KINDS[0], "coordinator")], ids=str)
+def session(request: pytest.FixtureRequest) -> Iterator[il.Session]:
+    devices, gate = request.param
+    with il.connect(devices=devices, gate=gate) as session:
+        yield session
+
+
+# FL-46: pytorch/pytorch#144657, Lightning-AI/pytorch-lightning#21079 -----------------------------------------------
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_fl46_a_save_under_way_does_not_see_what_is_written_afterwards(
+    session: il.Session, tmp_path: Path, captured: bool
+) -> None:
+    """A background save wrote values from a later step."""
+    shapes = [(), (3,), (4095,), (4096,), (300, 400), (1000, 500)]
+    params = {f"p{i}": il.ones(shape, device=session.devices[i % 3]) for i, shape in enumerate(shapes * 3)}
+    params["row"] = params["p4"][1]
+    params["column"] = params["p5"][:, 1]
+    owned = [p for name, p in params.items() if name.startswith("p")]
+
+    def add(arrays: list[il.Array]) -> None:
+        for p in arrays:
+            p += 1
+
+    step = il.capture(add) if captured else add
+    for value in range(1, 4):
+        saved = il.save(tmp_path / "a", params)
+        step(owned)
+        for p in owned:
+            p[...] = p * 1  # and whole overwrites
+        saved.wait(HANG_S)
+        for name, found in load_file(tmp_path / "a").items():
+            assert (found == value).all(), name
+    for p in owned:
+        assert (p.numpy(HANG_S) == 4).all()
+    assert all((p.numpy(HANG_S) == 3).all() for p in il.load(tmp_path / "a", session.devices[2]).values())
+
+
+_SAVER = """
+import sys
+import interlock as il
+path, devices, gate = sys.argv[1:]
+session = il.connect(devices=devices, gate=gate)
+params = {f"p{i}": il.ones((200, 300 + i), device=session.devices[i % 3]) for i in range(12)}
+il.save(path, params).wait()
+print("saved", flush=True)
+for step in range(1_000_000):
+    saved = il.save(path, params)
+    for p in params.values():
+        p += 1
+    if step % 3 == 0:
+        saved.wait()
+"""
+
+
+@pytest.mark.parametrize(("devices", "gate"), [*((d, "worker") for d in KINDS), (KINDS[0], "coordinator")])
+def test_fl46_a_program_killed_in_a_save_leaves_a_whole_checkpoint(tmp_path: Path, devices: str, gate: str) -> None:
+    """ "Latest" pointed to an unfinished file."""
+    seed = random.Random(f"{devices} {gate}")
+    path = tmp_path / "latest"
+    for _ in range(2):
+        with program(_SAVER, str(path), devices, gate) as saver:
+            saver.line("saved", HANG_S)
+            for _ in range(3):  # look while it is at it: every look finds a whole one
+                time.sleep(seed.random() * 0.05)
+                assert whole(path) >= 1
+            kill(saver.pid)
+            saver.ended(HANG_S)
+        assert whole(path) >= 1
+    assert len(list(tmp_path.iterdir())) <= 3
+    with il.connect("cpu:0") as session:
+        before = whole(path)
+        loaded = il.load(path)
+        assert all((p.numpy(HANG_S) == before).all() for p in loaded.values())
+        il.save(path, loaded).wait(HANG_S)
+        assert session.devices[0] == "cpu:0"
+    assert [each.name for each in tmp_path.iterdir()] == ["latest"]  # what the dead left is gone
+
+
+def whole(path: Path) -> int:
+    """The step of a checkpoint, all of whose parameters are of it."""
+    found = load_file(path)
+    assert sorted(found) == sorted(f"p{i}" for i in range(12))
+    values = np.unique(np.concatenate([each.ravel() for each in found.values()]))
+    assert len(values) == 1, values
+    return int(values[0])
