@@ -1,4 +1,4 @@
-"""`il.save` and `il.load`: what is in the file, when it gets there, and what becomes of it when something goes wrong."""
+"""`il.save` and `il.load`: what is in the file, when it gets there, and what becomes of it when something fails."""
 
 from __future__ import annotations
 
@@ -53,11 +53,10 @@ def test_what_is_saved_is_what_is_loaded(session: il.Session, tmp_path: Path, dt
 def test_views_and_layouts_are_saved_by_their_elements(session: il.Session, tmp_path: Path, view: str) -> None:
     host = np.arange(120_000.0).reshape(BIG)
     fortran = np.asfortranarray(np.arange(1_500_000.0).reshape(1000, 1500))  # more than a piece, in the other order
-    x = il.asarray(host, device=session.devices[1])
-    wanted = eval(f"host{view}")
-    il.save(tmp_path / "a", {"v": eval(f"x{view}"), "f": il.asarray(fortran), "b": host.astype(">f4")[::3]}).wait(HANG_S)
+    views = [eval(f"x{view}", {"x": x}) for x in (host, il.asarray(host, device=session.devices[1]))]
+    il.save(tmp_path / "a", {"v": views[1], "f": il.asarray(fortran), "b": host.astype(">f4")[::3]}).wait(HANG_S)
     found = load_file(tmp_path / "a")
-    np.testing.assert_array_equal(found["v"], wanted)
+    np.testing.assert_array_equal(found["v"], views[0])
     np.testing.assert_array_equal(found["f"], fortran)
     np.testing.assert_array_equal(found["b"], host[::3])
 
@@ -149,7 +148,9 @@ def test_no_room_on_the_disk_is_an_error_with_what_is_needed(session: il.Session
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # as a full disk: a part can be written
     try:
         saved = il.save(tmp_path / "a", {"x": x, "y": x})
-        with pytest.raises(OSError, match=r"a could not be written: it takes 1,920,\d\d\d bytes and .* are free") as raised:
+        with pytest.raises(
+            OSError, match=r"a could not be written: it takes 1,920,\d\d\d bytes and .* are free"
+        ) as raised:
             saved.wait(HANG_S)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -231,12 +232,14 @@ def test_drafts_of_dead_writers_are_swept_and_those_of_living_ones_are_not(sessi
 
 
 def test_the_end_of_a_session_waits_for_saves_and_tells_what_nobody_waited_for(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"1 failed save that nobody waited for:\n.*b: IndexError"), il.connect("cpu:0"):
-        x = il.ones((500, 500))
-        for _ in range(20):
-            x = x @ x * 1e-3
-        il.save(tmp_path / "a", {"x": x})
-        il.save(tmp_path / "b", {"x": il.arange(3)[il.asarray([7])]})
+    session = il.connect("cpu:0")
+    x = il.ones((500, 500))
+    for _ in range(20):
+        x = x @ x * 1e-3
+    il.save(tmp_path / "a", {"x": x})
+    il.save(tmp_path / "b", {"x": il.arange(3)[il.asarray([7])]})
+    with pytest.warns(UserWarning, match=r"1 failed save that nobody waited for:\n.*b: IndexError"):
+        session.close()
     assert load_file(tmp_path / "a")["x"].shape == (500, 500)
     assert os.listdir(tmp_path) == ["a"]
 
