@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import interlock as il
 
-from .programs import run_python
+from .programs import becomes, run_python
 
 HANG_S = 60.0  # generous: a deadline for a hang
 BIG = (300, 400)  # of float64: lies in shared memory; its rows do not fill a piece that is written at once
@@ -137,7 +137,7 @@ def test_a_failed_array_fails_the_save_by_name_and_the_old_file_stays(session: i
     assert (load_file(tmp_path / "a")["x"] == 1).all()
     assert drafts(tmp_path) == []
     il.synchronize()  # it has been raised
-    assert all(counts["lent"] == 0 for counts in session.inspect().values())
+    assert becomes(lambda: all(counts["lent"] == 0 for counts in session.inspect().values()))
 
 
 def test_no_room_on_the_disk_is_an_error_with_what_is_needed(session: il.Session, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_no_room_on_the_disk_is_an_error_with_what_is_needed(session: il.Session
     assert "test_checkpoints.py" in raised.value.__notes__[0]
     assert load_file(tmp_path / "a")["x"] == 1
     assert drafts(tmp_path) == []
-    assert all(counts["lent"] == 0 for counts in session.inspect().values())
+    assert becomes(lambda: all(counts["lent"] == 0 for counts in session.inspect().values()))
 
 
 def test_what_cannot_be_saved_is_refused_at_the_call(session: il.Session, tmp_path: Path) -> None:
