@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..protocol.descriptors import pipe
+from ..protocol.descriptors import LET_GO, pipe
 from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity
 
@@ -114,6 +115,7 @@ class Process:
             os.close(tell_ready)
         self._owner_fd: int | None = owner
         self._ready_fd = ready
+        _processes.add(self)
 
     @property
     def pid(self) -> int:
@@ -167,7 +169,14 @@ class Process:
         return ""
 
     def let_go(self) -> None:
-        """Close the owner's pipe: the worker ends by itself."""
+        """The worker ends by itself, if it has not; its endpoints' folder stays, as its owner lives."""
+        if self._owner_fd is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                os.write(self._owner_fd, LET_GO)
+        self.disown()
+
+    def disown(self) -> None:
+        """Close the pipes. The worker ends, once no other process holds the owner's end."""
         if self._ready_fd >= 0:
             os.close(self._ready_fd)
             self._ready_fd = -1
@@ -183,6 +192,18 @@ class Process:
             self._process.kill()
             self._process.wait()
         self.let_go()
+
+
+_processes: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    """The workers are the parent's, and end with it: no end of a pipe may be held open here."""
+    for process in list(_processes):
+        process.disown()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def start(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from typing import Final
 
-_STANDARD = 3  # below it are a process's standard input, output and error, which a child gets others for
+LET_GO: Final = b"."  # on the pipe that closes with a worker's owner: it lives, and wants the worker to end
+_STANDARD: Final = 3  # below it are a process's standard input, output and error, which a child gets others for
 
 
 def pipe() -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Tells that a process has ended: a worker's owner, the frontend of a session, a session's worker.
+"""Tells that a process has ended: the frontend of a session, a session's worker, a launcher.
 
-Threads asleep until the kernel wakes them. A process is known by a pidfd; an owner also by a pipe whose other end
-only it holds, so that its end is seen even where its process id cannot be.
+A thread asleep until the kernel wakes it. A process is known by a pidfd. How a worker ends with its owner is in
+`worker/guard.py`.
 """
 
 from __future__ import annotations
@@ -16,34 +16,6 @@ from typing import Final
 from .identity import Identity, alive
 
 ASK_S: Final = 0.25  # how often to look whether a process lives, where the kernel does not tell
-
-
-def follow_owner(pipe: int, pid: int, ended: Callable[[], None]) -> None:
-    """Call `ended`, on a thread of its own, when the owner has ended however: by itself, killed, or at once.
-
-    Neither sign is enough alone. A forked child of the owner holds its end of the pipe open; a process id may be
-    another's by the time that it is looked up.
-
-    Args:
-        pipe: the reading end of a pipe whose other end the owner holds and never writes to.
-        pid: the owner's process id.
-    """
-    threading.Thread(target=_follow, args=(pipe, pid, ended), name="interlock-owner", daemon=True).start()
-
-
-def _follow(pipe: int, pid: int, ended: Callable[[], None]) -> None:
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        pass  # it has ended: nothing to wait for
-    except OSError:
-        poll.poll()  # a kernel without pidfd: the pipe alone
-    else:
-        poll.register(process, select.POLLIN)
-        poll.poll()
-    ended()
 
 
 class Watch:

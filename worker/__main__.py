@@ -13,8 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from ..protocol.sockets import remove_folder
-from ..protocol.watch import follow_owner
+from .guard import Guard
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; the worker ends with its owner
     owner, pipe = chosen.owner
-    follow_owner(pipe, owner, lambda: _orphaned(chosen.folder))  # before anything that may hang, such as a driver
+    guard = Guard(pipe, owner, chosen.folder)  # before anything that may hang, such as a driver
     sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
     warnings.simplefilter("ignore")
 
@@ -43,14 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     ready = {"endpoint": worker.inbox.endpoint, "identity": list(worker.identity), "device": chosen.device}
     with os.fdopen(chosen.ready_fd, "w") as file:
         print(json.dumps(ready), file=file)
-    worker.run()
+    try:
+        worker.run()
+    finally:
+        guard.dismiss()
     return 0
-
-
-def _orphaned(folder: Path) -> None:
-    """The owner has ended, so this process ends, whatever it is doing, and takes the endpoints along."""
-    remove_folder(folder)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+CLEARED_S = 5.0
 
 
 @pytest.fixture
@@ -20,7 +23,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("INTERLOCK_DEVICES", raising=False)
     try:
         yield folder
-        assert leftovers(folder) == []
+        deadline = time.monotonic() + CLEARED_S
+        while left := leftovers(folder):  # guards of killed workers clear it a moment after these have ended
+            assert time.monotonic() < deadline, left
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

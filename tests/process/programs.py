@@ -11,8 +11,10 @@ import select
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 LIMIT_S = 60.0  # far more than anything takes: beyond it, it hangs
@@ -185,3 +187,16 @@ def becomes(question: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     while not (answer := question()):
         assert time.monotonic() < deadline, "it did not come to be"
     return answer
+
+
+def customize(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which every worker runs this code first, before it imports anything."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys\nif 'interlock.worker' in sys.orig_argv:\n" + textwrap.indent(textwrap.dedent(code), "    ")
+    )
+    return python_path(folder)
+
+
+def python_path(folder: Path) -> dict[str, str]:
+    """An environment in which this folder comes first among those that modules are looked for in."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}

@@ -17,7 +17,19 @@ from interlock.coordinator import workers
 from interlock.protocol.errors import InterlockError
 from interlock.protocol.sockets import private_folder, remove_folder
 
-from .programs import Program, becomes, environment, gone, kill, program, run, run_python, runs
+from .programs import (
+    Program,
+    becomes,
+    customize,
+    environment,
+    gone,
+    kill,
+    program,
+    python_path,
+    run,
+    run_python,
+    runs,
+)
 
 START = """
 import os, signal, subprocess, sys, threading, time
@@ -36,19 +48,6 @@ session.flush()
 
 def pids_said(running: Program) -> list[int]:
     return [int(word) for word in running.line().split()]
-
-
-def customize(folder: Path, code: str) -> dict[str, str]:
-    """An environment in which every worker runs this code first, before it imports anything."""
-    (folder / "sitecustomize.py").write_text(
-        "import sys\nif 'interlock.worker' in sys.orig_argv:\n" + textwrap.indent(textwrap.dedent(code), "    ")
-    )
-    return python_path(folder)
-
-
-def python_path(folder: Path) -> dict[str, str]:
-    """An environment in which this folder comes first among those that modules are looked for in."""
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 BREAK_IMPORT = """
