@@ -66,9 +66,13 @@ def connect(
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
         session = _start(named, gate, window, memory, options or {})
-    with _lock:
-        session.previous = _open(_default)
-        _default = session
+    try:
+        with _lock:
+            session.previous = _open(_default)
+            _default = session
+    except BaseException:  # Ctrl-C: nobody has it
+        session.close()
+        raise
     return session
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..protocol import errors
-from ..protocol.errors import InterlockError, WorkerLost
+from ..protocol.errors import Cancelled, InterlockError, WorkerLost
 from .sites import Site, describe
 
 Root = tuple[int, int]  # (lane, n) of the instruction that failed
@@ -39,7 +39,7 @@ class Ledger:
     def failed(self, root: Root, cause: Cause, site: Site | None, issued: int) -> None:
         """An instruction failed; `issued` is its place in the order of issue."""
         self._causes[root] = cause, site, issued
-        if root not in self._raised:
+        if root not in self._raised and cause.kind != Cancelled.__name__:  # who interrupts his program knows
             self._unread[root] = None
         _bound(self._causes)
         _bound(self._unread)
@@ -96,7 +96,8 @@ def exception(cause: Cause, device: str, site: Site | None, path: list[tuple[str
         made = cls(text)
     except TypeError:  # a class that is not made from a text
         made = InterlockError(f"{cause.kind}: {cause.text}")
-    where = f"{cause.detail or 'an operation'} failed on {device}"
+    fate = "was dropped" if cls is errors.Cancelled else "failed"
+    where = f"{cause.detail or 'an operation'} {fate} on {device}"
     made.add_note(f"{where}\n  issued at {describe(site)}")
     for via, line in path:
         made.add_note(f"  reached through {via}: {describe(line)}")

@@ -22,16 +22,18 @@ import numpy as np
 from ..protocol import messages as m
 from ..protocol.arena import Arena, Mappings
 from ..protocol.codec import decode, encode
-from ..protocol.errors import ImportFailed, InterlockError, PeerGone, ProtocolError, WorkerLost
+from ..protocol.errors import Cancelled, ImportFailed, InterlockError, PeerGone, ProtocolError, WorkerLost
 from ..protocol.identity import Identity, ends_within, own_identity, same_host
 from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.operations import table_hash
+from ..protocol.page import ROWS
 from ..protocol.sockets import Events, Outlet, ipc, private_folder, remove_folder
 from ..protocol.specs import Spec, packed_strides
 from ..protocol.watch import Watch
 from . import failures, workers
 from .events import Pending, Receiver
 from .failures import Cause, Root
+from .interrupts import Interrupts
 from .lane import BIG, Device, GatedLane, Lane
 from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
@@ -111,18 +113,18 @@ class Session:
         self._pending: dict[int, Pending] = {}
         self._welcomes: dict[int, Pending] = {}
         self._failures = failures.Ledger()
+        self.interrupts = Interrupts()
         self._identity = own_identity()
         self._arena = Arena(self.memory, self._identity)
         self._mappings = Mappings()
         self._page = Arena(PAGE, self._identity, minimum_segment=PAGE)  # apart, to take nothing from the uploads
-        self._progress_block = self._page.allocate(16 * len(adopted))
-        page: Any = self._page.array(self._progress_block, (2 * len(adopted),), np.dtype(np.int64))
+        self._progress_block = self._page.allocate(8 * ROWS * len(adopted))
+        page: Any = self._page.array(self._progress_block, (ROWS * len(adopted),), np.dtype(np.int64))
         page[...] = 0
-        # By lane, how far its worker has come, which it writes; behind these, also by lane, of which instruction's end
-        # it is to tell at once (0: of none). A message for each step would cost more than many a step.
+        # Shared with the workers (`protocol/page.py`): a message for each step would cost more than many a step.
         self.progress = memoryview(page)
         if gate == "coordinator":
-            page[len(adopted) :] = 1
+            page[len(adopted) : 2 * len(adopted)] = 1  # of every instruction's end it is to be told
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
         self.receiver = Receiver(self._events, self._handle, self._tick, self._busy)
         self._watch = Watch(self._tell_lost)
@@ -246,7 +248,7 @@ class Session:
                     break
                 self.flush()  # all lanes: what this one waits for may be unsent in another
                 pending = lane.credit = lane.credit or Pending(lane.index)
-            self.receiver.wait(pending)
+            self.wait(pending)
         self._note_blocked("credit", started)
 
     def _ask(self, lane: Lane, ref: Ref | None, site: Site | None = None) -> Pending:
@@ -356,7 +358,7 @@ class Session:
         started = time.monotonic_ns() if self.recorder is not None else 0
         pending = self._ask(lane, ref, site)
         try:
-            if not self.receiver.wait(pending, timeout):
+            if not self.wait(pending, timeout):
                 raise TimeoutError(self._why_waiting(lane, timeout))
         except BaseException:  # Ctrl-C, too
             self.abandon(pending)
@@ -364,6 +366,14 @@ class Session:
         if self.recorder is not None:
             self.recorder.blocked("read", site, started)
         return self.value(pending, spec)
+
+    def wait(self, pending: Pending, timeout: float | None = None) -> bool:
+        """Until it has happened (True) or the time is over (False). Ctrl-C drops what has not started."""
+        try:
+            return self.receiver.wait(pending, timeout)
+        except KeyboardInterrupt:
+            self.interrupts.drop(self, user_site(2))
+            raise
 
     def ask(self, lane: Lane, ref: Ref, site: Site | None) -> Pending:
         """Ask for an array's elements without waiting; `value` makes an array of the answer."""
@@ -450,7 +460,7 @@ class Session:
         site = user_site(2)
         fences = [(lane, self._ask(lane, None, site)) for lane in self.lanes if lane.lost is None]
         for lane, pending in fences:
-            if not self.receiver.wait(pending, None if deadline is None else max(deadline - time.monotonic(), 0)):
+            if not self.wait(pending, None if deadline is None else max(deadline - time.monotonic(), 0)):
                 raise TimeoutError(self._why_waiting(lane, timeout))
         self._note_blocked("synchronize", started)
         if raising:
@@ -502,7 +512,10 @@ class Session:
 
     def _exception(self, root: Root, cause: Cause, site: Site | None, path: Sequence[Any]) -> Exception:
         through = [(str(self.lanes[lane].device), self._failures.line((lane, n))) for lane, n in path]
-        return failures.exception(cause, str(self.lanes[root[0]].device), site, through)
+        made = failures.exception(cause, str(self.lanes[root[0]].device), site, through)
+        if cause.kind == Cancelled.__name__:
+            made.add_note(f"Ctrl-C came at {describe(self.interrupts.site(*root))}")
+        return made
 
     # -- what comes
 
@@ -675,7 +688,7 @@ class Session:
                     asked.append((lane, pending))
         found = {}
         for lane, pending in asked:
-            self.receiver.wait(pending)
+            self.wait(pending)
             if isinstance(pending.fact, m.Inspected):  # else it was lost meanwhile
                 found[str(lane.device)] = pending.fact.counts
         return found

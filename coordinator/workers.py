@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from ..protocol.descriptors import LET_GO, pipe
 from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity
+from .interrupts import uninterrupted
 
 START_S: Final = 60.0  # the longest that a worker may take to be ready
 STOP_S: Final = 1.0  # how long a worker may take to stop before it is killed
@@ -219,7 +220,8 @@ def start(
     processes: list[Process] = []
     try:
         for i, device in enumerate(devices):
-            processes.append(Process(device, f"w{i}", folder, share, cpu_workers, options))
+            with uninterrupted():
+                processes.append(Process(device, f"w{i}", folder, share, cpu_workers, options))
         deadline = time.monotonic() + timeout_s
         return processes, [process.ready(deadline) for process in processes]
     except BaseException:

@@ -5,7 +5,8 @@ This file knows nothing of sockets or of how the values are encoded.
 
 Who speaks to whom:
 
-- a session (the frontend) to a worker's inbox: Hello, Peers, Batch, Returned, PeerGone, Trace, Inspect, Goodbye;
+- a session (the frontend) to a worker's inbox: Hello, Peers, Batch, Returned, PeerGone, Trace, Inspect,
+  Cancel, Goodbye;
 - a worker to a worker's inbox: Ticket, Taken;
 - a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced,
   Inspected, Lost;
@@ -22,7 +23,7 @@ import types
 import typing
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, Union
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 # A reference to an operand: a buffer's id; a view (buffer, offset, shape, strides, dtype); a plain scalar (value,);
 # a typed constant (dtype, bytes). Offsets and strides are bytes, dtypes are NumPy's `dtype.str`.
@@ -144,6 +145,13 @@ class Taken(NamedTuple):
     tickets: tuple[int, ...]
 
 
+class Cancel(NamedTuple):
+    """Drop what has not started, up to instruction `through`, once the grace is over; what runs goes on to its end."""
+
+    through: int
+    grace_ms: int
+
+
 class Stop(NamedTuple):
     """End the worker, whatever it holds."""
 
@@ -228,6 +236,7 @@ Message = Any  # any of the classes below
 CLASSES: Final[tuple[type[Any], ...]] = (
     Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
     Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost, Inspect, Inspected,
+    Cancel,
 )  # fmt: skip
 TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..protocol.accesses import accesses, issue_number, outputs, spoiled
-from ..protocol.errors import OutOfDeviceMemory
+from ..protocol.errors import Cancelled, OutOfDeviceMemory
 from ..protocol.identity import Identity
 from ..protocol.messages import (
     ARRAYS,
@@ -59,6 +59,7 @@ Handler = Callable[[int, Instruction], None]
 LOOK_NS: Final = 20_000  # between two looks for tickets while something is parked: a look costs a system call
 FENCE_S: Final = 30.0  # how long the device may take to finish what it has begun, at an end
 TRACE_BATCH: Final = 4096  # records before a Traced message leaves
+DROPPED: Final = "it was dropped before it started, as the program was interrupted"
 
 
 class Executor:
@@ -83,6 +84,7 @@ class Executor:
         self.lane = lane
         self.device = device
         self.executed = 0  # the last instruction that came to be run or parked
+        self.cancelled = 0  # what has not started up to here is dropped
         self.finished = 0  # the device has finished all up to here, but for what is parked
         self._resumed: set[int] = set()  # were parked, have been launched since, and the device has not finished them
         self._reported = 0  # the last Completed
@@ -105,6 +107,8 @@ class Executor:
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
             self._handlers.update(self._inline(operation) if device.inline else self._queued(operation))
+        self._plain = dict(self._handlers)  # to go back to when what was cancelled is over
+        self._run_in_hand: Run | None = None  # on a device with queues: the run whose instructions are being launched
 
     # -- what comes in
 
@@ -179,6 +183,45 @@ class Executor:
         self._board.lost(lane)
         self._go_on_with_runs()
         self._release()
+
+    def cancel(self, through: int) -> None:
+        """Drop what computes and has not started, up to this instruction. On the monitor's thread.
+
+        The other instructions go on: what others wait for comes, if only as a failure. It costs the loop nothing while
+        nothing is dropped, as the handlers are exchanged.
+        """
+        self.cancelled = max(self.cancelled, through)
+        self._divert()
+
+    def _divert(self) -> None:
+        for code in self._plain:
+            if code >= CONTROLS:
+                self._handlers[code] = self._dropping
+
+    def _dropping(self, n: int, instruction: Instruction) -> None:
+        """The handler of all that computes, until an instruction comes that was not dropped."""
+        cancelled = self.cancelled
+        if n <= cancelled:
+            raise Cancelled(DROPPED)
+        self._handlers.update(self._plain)
+        if self.cancelled != cancelled:  # more was dropped meanwhile
+            self._divert()
+        self._plain[instruction[0]](n, instruction)
+
+    def _drops(self, n: int, run: Run | None) -> bool:
+        """Whether to drop an instruction that is about to start. A run is dropped as a whole, or not at all."""
+        if run is None:
+            return n <= self.cancelled
+        if run.dropped is None:
+            run.dropped = n <= self.cancelled
+        return run.dropped
+
+    def running(self) -> int:
+        """The instruction that runs, or ran last; of a run one that is near. For the monitor's thread: a look."""
+        if not self.device.inline:
+            return min(self.finished + 1, self.executed)
+        run = self._run_in_hand
+        return self.executed if run is None else run.first + min(run.at, run.program.count - 1)
 
     def drain(self) -> None:
         """Take in what the device has reached."""
@@ -271,10 +314,12 @@ class Executor:
             self._resumed.update(resumed)
             self.device.notify(self.device.record(COMPUTE), ("resumed", *resumed))
 
-    def _run(self, n: int, instruction: Instruction) -> None:
+    def _run(self, n: int, instruction: Instruction, run: Run | None = None) -> None:
         start = time.monotonic_ns()
         try:
-            self._handlers[instruction[0]](n, instruction)
+            if instruction[0] >= CONTROLS and self.device.inline and self._drops(n, run):
+                raise Cancelled(DROPPED)
+            self._plain[instruction[0]](n, instruction)
         except Exception as error:
             self._trouble(n, instruction, error)
         if self.device.inline or instruction[0] <= Control.FENCE:
@@ -317,7 +362,11 @@ class Executor:
 
     def _go_on(self, run: Run) -> bool:
         """As far as tickets let it; True when it is over."""
+        if not run.started and run.first <= self.cancelled:
+            run.dropped = True
+        self._run_in_hand = run
         run.over = carry_out(run, self)
+        self._run_in_hand = None
         if run.over and run.program.sends:
             os.sched_yield()  # what was sent wakes others: whoever of them is to run on this core, goes first
         return run.over
@@ -337,7 +386,7 @@ class Executor:
         """Carry out one instruction of a run."""
         if not run.program.specs.keys() <= self._layouts.keys():
             self._learn(run.program.template.specs)
-        self._run(n, instruction)
+        self._run(n, instruction, run)
 
     def trouble_in_run(self, run: Run, n: int, instruction: Instruction, error: Exception) -> None:
         """One instruction of a run raised."""
@@ -440,7 +489,7 @@ class Executor:
         return self._new_failure(n, instruction, error)
 
     def _new_failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
-        words = "".join(traceback.format_exception(error))
+        words = "" if isinstance(error, Cancelled) else "".join(traceback.format_exception(error))
         # NumPy has private classes: the one that it documents is the nearest that is not.
         kind = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
         failure = Failure((self.lane, n), kind, str(error), words, self._detail(instruction), ())
@@ -610,7 +659,7 @@ class Executor:
             return run(*values, target) if operation.plain else run(target, values, static)
 
         def launch(n: int, instruction: Instruction, *arguments: Any) -> None:
-            self.device.launch(COMPUTE, self._body, n, instruction, call, *arguments)
+            self.device.launch(COMPUTE, self._body, n, instruction, call, self._run_in_hand, *arguments)
 
         def simple(n: int, instruction: Instruction) -> None:
             code, out, spec, *refs = instruction
@@ -635,6 +684,7 @@ class Executor:
         n: int,
         instruction: Instruction,
         call: Callable[..., Any],
+        run: Run | None,
         target: Any,
         values: tuple[Any, ...],
         static: tuple[Any, ...],
@@ -645,6 +695,8 @@ class Executor:
         reads, writes = accesses(instruction)
         failed = next((failures[b] for b in reads if b in failures), None) if failures else None
         try:
+            if self._drops(n, run):
+                raise Cancelled(DROPPED)
             if failed is None:
                 call(target, values, static)
         except Exception as error:

@@ -24,10 +24,12 @@ from ..protocol.identity import Identity, own_identity, parse_identity, same_hos
 from ..protocol.letters import Box, Letters
 from ..protocol.messages import Message
 from ..protocol.operations import table_hash
+from ..protocol.page import ROWS
 from ..protocol.sockets import Inbox, Outlet, ipc, sweep
 from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
+from .monitor import Monitor
 
 OWED_S: Final = 0.002  # how long a lender may wait to be told that a loan is over, when there is nothing else to do
 LOANS_S: Final = 0.5  # how long an instruction that lacks memory waits for what was lent to come back
@@ -56,8 +58,9 @@ class Session:
         self._events = events
         self._peers: dict[int, Outlet] = {}
         self._letters: dict[int, Letters] = {}  # to those that have a box
-        # Shared with the frontend: by lane, how far it has come; behind these, of which instruction's end to tell it.
-        self.progress: memoryview | None = None
+        self.progress: memoryview | None = None  # the page that is shared with the frontend (`protocol/page.py`)
+        self.drop = (0, 0)  # for the monitor: what has not started up to this instruction goes, at this time
+        self.seen = 0
 
     def report(self, message: Message) -> None:
         self._events.send(encode(message))
@@ -94,7 +97,7 @@ class Session:
         """Whether the frontend waits to be told of how far the lane has come now, as far as can be seen from here."""
         if self.progress is None:
             return True
-        wanted: int = self.progress[len(self.progress) // 2 + self.lane]
+        wanted: int = self.progress[len(self.progress) // ROWS + self.lane]  # WANTED
         return 0 < wanted <= self.executor.through()
 
     def close(self, linger_ms: int) -> None:
@@ -129,6 +132,7 @@ class Worker:
             kind, self._index, limit_bytes=config.memory, identity=self.identity, options=config.options
         ).close()
         self._watch = Watch(self._tell_lost)
+        self._monitor = Monitor(lambda: list(self._sessions.values()))
         self._handlers: dict[type[Any], Callable[[bytes, Any], None]] = {
             m.Hello: self._hello,
             m.Peers: self._introduce,
@@ -137,6 +141,7 @@ class Worker:
             m.PeerGone: self._peer_gone,
             m.Trace: self._trace,
             m.Inspect: self._inspect,
+            m.Cancel: self._cancel,
             m.Goodbye: self._goodbye,
             m.Ticket: self._ticket,
             m.Taken: self._taken,
@@ -213,7 +218,12 @@ class Worker:
             self._contain(name, self._come_to_rest, session)
         owing = [session.executor for session in self._sessions.values() if session.executor.owes]
         if not self._broken:
+            monitor = self._monitor
+            monitor.resting = True
             self.inbox.wait(OWED_S if owing else None)
+            monitor.resting = False
+            if monitor.asleep:
+                monitor.wake()
             if owing and not self._take_in():
                 for executor in owing:
                     executor.pay_back()
@@ -401,6 +411,11 @@ class Worker:
         session = self._sessions.get(sender)
         if session is not None:
             session.report(m.Inspected(session.lane, inspect.request, session.executor.counts()))
+
+    def _cancel(self, sender: bytes, cancel: m.Cancel) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.drop = cancel.through, time.monotonic_ns() + cancel.grace_ms * 1_000_000
 
     def _goodbye(self, sender: bytes, _: m.Goodbye) -> None:
         self._end(sender, linger_ms=500)

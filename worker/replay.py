@@ -96,7 +96,8 @@ class Run:
     """One run under way: how far it has come."""
 
     __slots__ = (
-        "at", "base", "bindings", "doomed", "first", "handed_out", "numbers", "over", "program", "started", "swift"
+        "at", "base", "bindings", "doomed", "dropped", "first", "handed_out", "numbers", "over", "program", "started",
+        "swift",
     )  # fmt: skip
 
     def __init__(self, program: Program, n: int, run: Instruction, doomed: tuple[int, ...] = ()) -> None:
@@ -109,6 +110,7 @@ class Run:
         self.started = False
         self.swift: FastProgram | None = None  # the short way, while the run is on it
         self.over = False
+        self.dropped: bool | None = None  # computes nothing, as the program was interrupted; None: it may still be
         self.handed_out = False  # it was parked, and all that it must follow is done
 
     def instruction(self, at: int) -> Instruction:
@@ -527,7 +529,7 @@ def carry_out(run: Run, executor: Executor) -> bool:
     """Go on with a run as far as tickets let it; True when it is over."""
     if not run.started:
         run.started = True
-        run.swift = run.program.fast()
+        run.swift = None if run.dropped else run.program.fast()
         if run.swift is not None:
             try:
                 run.swift.begin(run)

@@ -1,0 +1,88 @@
+"""Ctrl-C: what it drops, who is told, and where it may not come between.
+
+An interrupt during a wait drops what was issued and has not started, after a grace: a training loop that keeps up has
+tens of milliseconds of work on the way, which writes its parameters in place, and these must not be lost for that; a
+backlog of half a minute must. What runs goes on to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from ..protocol import messages as m
+from ..protocol.page import CANCEL, CANCEL_AT, cell
+from .sites import Site
+
+if TYPE_CHECKING:
+    from .session import Session
+
+GRACE_S: Final = 0.25  # what starts within this time after an interrupt is not dropped; a second one cuts it short
+KEPT: Final = 64  # interrupts whose line is remembered
+
+
+class Interrupts:
+    """Those of one session. Guarded by its lock."""
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[tuple[int, ...], Site | None]] = deque(maxlen=KEPT)
+        self._grace_ends = 0.0
+
+    def drop(self, session: Session, site: Site | None) -> None:
+        """Drop what was issued on all of the session's workers and has not started by the end of the grace.
+
+        Args:
+            session: whose; the caller does not hold its lock.
+            site: the user's line that was interrupted.
+        """
+        with session.lock:
+            session.flush()
+            now = time.monotonic()
+            again = now < self._grace_ends
+            grace = 0.0 if again else GRACE_S
+            self._grace_ends = now + grace
+            for lane in session.lanes:
+                through = lane.first - 1
+                if lane.lost is None and lane.through() < through:
+                    page = session.progress
+                    page[cell(page, CANCEL_AT, lane.index)] = int((now + grace) * 1e9)
+                    page[cell(page, CANCEL, lane.index)] = through
+                    lane.send(m.Cancel(through, int(grace * 1000)))
+            self._known.append((tuple([lane.first - 1 for lane in session.lanes]), site))
+
+    def site(self, lane: int, n: int) -> Site | None:
+        """The line whose interrupt dropped instruction n of this lane."""
+        for through, site in self._known:
+            if lane < len(through) and n <= through[lane]:
+                return site
+        return None
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A section that Ctrl-C does not come into: it comes at the end.
+
+    For what would be left half done, off the hot path, as it takes some microseconds. It changes nothing on other
+    threads, where Python never interrupts, and where a program has a handler that is none of Python's.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before: Any = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
