@@ -12,6 +12,7 @@ import numpy as np
 
 from ..protocol import errors
 from ..protocol.errors import Cancelled, InterlockError, WorkerLost
+from ..protocol.shortage import Shortage, tell
 from .sites import Site, describe
 
 Root = tuple[int, int]  # (lane, n) of the instruction that failed
@@ -25,6 +26,8 @@ class Cause(NamedTuple):
     text: str
     traceback: str
     detail: str
+    shortage: tuple[Any, ...] = ()  # where it was memory that lacked
+    owners: tuple[str, ...] = ()  # the lines of its largest owners
 
 
 class Ledger:
@@ -92,6 +95,9 @@ def exception(cause: Cause, device: str, site: Site | None, path: list[tuple[str
     """
     cls = _CLASSES.get(cause.kind, InterlockError)
     text = cause.text if cause.kind in _CLASSES else f"{cause.kind}: {cause.text}"
+    if cause.shortage:
+        lines = iter(cause.owners)
+        text = tell(Shortage(*cause.shortage), describe(site), lambda _: next(lines, ""))
     try:
         made = cls(text)
     except TypeError:  # a class that is not made from a text

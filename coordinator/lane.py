@@ -77,6 +77,8 @@ class Lane:
         self.first = 1  # the number of batch[0]
         self.limit = FIRST_LOOK  # at this length of the batch, `full` decides
         self.heavy = 0  # bytes of large results in the batch
+        self.large: list[int] = []  # the places in the batch of what makes these
+        self.owners: dict[int, Site | None] = {}  # by buffer: the line that made it, of large ones that live
         self.known: dict[int, Spec] = {}  # by id: specs that the worker knows, or that are in `specs`
         self.specs: list[Spec] = []  # to be sent with the next batch
         # Buffers whose last handle went, and, negative, recordings; filled by finalisers, from any thread.
@@ -114,6 +116,7 @@ class Lane:
         self.limit = 0
         if self.dropped:
             self.free()
+        self.large.append(len(self.batch))
 
     def free(self) -> None:
         """Issue the FREE of the buffers whose last handle has gone."""
@@ -123,6 +126,9 @@ class Lane:
         buffers = [dropped.popleft() for _ in range(len(dropped))]
         if self.session.tape is not None:
             buffers = self.session.tape.dropped(buffers)
+        if self.owners and not self.owners.keys().isdisjoint(buffers):
+            for buffer in buffers:
+                self.owners.pop(buffer, None)
         for recording in [-each for each in buffers if each < 0]:
             if self.recordings.pop(recording, None) is not None:
                 list.append(self.batch, (Control.FORGET, recording))
@@ -130,6 +136,13 @@ class Lane:
         # Not by the batch's own append, which a recording may divert.
         list.append(self.batch, (Control.FREE, *[each for each in buffers if each > 0]))
         list.append(self.sites, site)
+
+    def _note_owners(self, batch: list[Instruction]) -> None:
+        """Remember the lines of the large results in the batch for as long as they live."""
+        owners, sites = self.owners, self.sites
+        for place in self.large:
+            if place < len(batch):  # of what was refused between the look and the append, there is none
+                owners[batch[place][1]] = sites[place]
 
     def define(self, spec: Spec) -> None:
         """Let the worker know a spec, with the batch that uses it first."""
@@ -157,6 +170,8 @@ class Lane:
             self._last_run = base
             self.sites.extend(part.sites)  # a run has the numbers of all its instructions
             self.heavy += part.weight
+            for number, site in part.large:
+                self.owners[base + number] = site
         # A worker that has a run in hand gets some together: a message costs both sides as much as a small step.
         in_hand = self.first - 1 - self.through()
         if self._runs >= RUNS or in_hand <= len(part.sites) or self.session.recorder is not None:
@@ -168,6 +183,7 @@ class Lane:
             if self.lost is not None:
                 self.batch.clear()
                 self.sites.clear()
+                self.large.clear()
                 self.dropped.clear()
                 raise failures.again(self.lost)
             recorder = self.session.recorder
@@ -196,6 +212,8 @@ class Lane:
         first = self.first
         self.log.append((first, self.sites))
         self._last_site = self.sites[-1]
+        if self.large:
+            self._note_owners(batch)
         if self.heavy:
             self._bytes_sent += self.heavy
             self.bytes.append((first + self._length(batch) - 1, self._bytes_sent))
@@ -210,6 +228,7 @@ class Lane:
         # These are no calls: Python does not look for signals between them.
         self.first, self.heavy, self.limit, self._runs = following, 0, limit, 0
         self.batch, self.sites = fresh
+        self.large = []
         self.specs, self.known = [], known
 
     def _length(self, batch: list[Instruction]) -> int:
@@ -296,6 +315,8 @@ class Lane:
         self.limit = 0
         self.batch.clear()
         self.sites.clear()
+        self.large.clear()
+        self.owners.clear()
 
     def close(self, linger_ms: int) -> None:
         self._outlet.close(linger_ms)
@@ -313,7 +334,7 @@ class GatedLane(Lane):
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
         limit = FIRST_LOOK if self.session.recorder is None else 0
-        self.first, self.heavy, self.limit = first + len(batch), 0, limit
+        self.first, self.heavy, self.limit, self.large = first + len(batch), 0, limit, []
         self.batch, self.sites = self._lists()
         self.scan(first, batch)
         self.forward_ready()

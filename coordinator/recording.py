@@ -14,7 +14,7 @@ from ..protocol.accesses import outputs
 from ..protocol.errors import InterlockError
 from ..protocol.messages import CONTROLS, GENERAL, NEXT_OUTPUT, TICKET_BITS, Control, Instruction, Ref
 from ..protocol.operations import BY_NUMBER
-from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, outputs_of, refs_of, rewritten, slot_of
+from ..protocol.recordings import MOST_MADE, NUMBER, Binding, Template, made, outputs_of, refs_of, rewritten, slot_of
 from ..protocol.specs import Spec
 from .chains import Chain, find_chains
 from .infer import GENERATOR, scalar_ref
@@ -180,6 +180,7 @@ class Part(NamedTuple):
     numbers: tuple[Number, ...]
     sites: tuple[Site | None, ...]
     weight: int  # bytes of large results
+    large: tuple[tuple[int, Site | None], ...]  # (number from a run's base, line) of those that outlive a run
 
 
 class Recording:
@@ -281,7 +282,14 @@ class Recording:
         bindings = tuple([self._binding(group) for group in groups])
         nbytes_of = [self.specs[id].nbytes for slot, (_, id) in life.made.items() if slot not in places]
         weight = sum(nbytes for nbytes in nbytes_of if nbytes >= big)
-        return Part(lane, template, bindings, numbers, tuple([each.site for each in mine]), weight)
+        large = tuple(
+            [
+                (made(0, slot), mine[moved[at]].site)
+                for slot, (at, id) in life.made.items()
+                if slot in kept and self.specs[id].nbytes >= big
+            ]
+        )
+        return Part(lane, template, bindings, numbers, tuple([each.site for each in mine]), weight, large)
 
     def _binding(self, group: int) -> tuple[int, bool]:
         for place, start in self._groups.values():

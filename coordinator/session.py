@@ -22,7 +22,15 @@ import numpy as np
 from ..protocol import messages as m
 from ..protocol.arena import Arena, Mappings
 from ..protocol.codec import decode, encode
-from ..protocol.errors import Cancelled, ImportFailed, InterlockError, PeerGone, ProtocolError, WorkerLost
+from ..protocol.errors import (
+    Cancelled,
+    ImportFailed,
+    InterlockError,
+    OutOfDeviceMemory,
+    PeerGone,
+    ProtocolError,
+    WorkerLost,
+)
 from ..protocol.identity import Identity, ends_within, own_identity, same_host
 from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.operations import table_hash
@@ -35,6 +43,7 @@ from .events import Pending, Receiver
 from .failures import Cause, Root
 from .interrupts import Interrupts
 from .lane import BIG, Device, GatedLane, Lane
+from .owners import Owners
 from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
 
@@ -109,11 +118,13 @@ class Session:
         self._folder = folder or private_folder()
         self._requests = itertools.count(1)
         self._blocks = itertools.count(1)
-        self._uploads: dict[int, tuple[int, Any]] = {}  # blocks of the arena that workers read, with the lane
+        # Blocks of the arena that workers read: the lane, the block, and the buffer that it is there.
+        self._uploads: dict[int, tuple[int, Any, int]] = {}
         self._pending: dict[int, Pending] = {}
         self._welcomes: dict[int, Pending] = {}
         self._failures = failures.Ledger()
         self.interrupts = Interrupts()
+        self._owners = Owners(self.lanes)
         self._identity = own_identity()
         self._arena = Arena(self.memory, self._identity)
         self._mappings = Mappings()
@@ -311,7 +322,7 @@ class Session:
         if spec.nbytes < INLINE:
             place = _in_memory_order(data, spec).tobytes()
         else:
-            block = self._allocate(spec.nbytes)
+            block = self._allocate(spec, site)
             target = self._arena.array(block, spec.shape, spec.dtype, spec.strides)
             target[...] = data
             number = next(self._blocks)
@@ -322,7 +333,7 @@ class Session:
                     self._arena.free(block)
                 raise failures.again(lane.lost)
             if type(place) is tuple:
-                self._uploads[place[1]] = lane.index, block
+                self._uploads[place[1]] = lane.index, block, buffer
             lane.define(spec)
             lane.append((Control.UPLOAD, buffer, spec.id, place), site, spec.nbytes)
             if type(place) is bytes and len(place) > 1024:
@@ -332,15 +343,16 @@ class Session:
             lane.full()
         return buffer
 
-    def _allocate(self, nbytes: int) -> Any:
+    def _allocate(self, spec: Spec, site: Site | None) -> Any:
         """A block of the arena; when it is full, wait until the workers have given back what they do not hold on to."""
         for wait in (True, True, False):  # what the first fence lets go has been told of before the second is answered
             try:
                 with self.lock:  # whoever receives frees blocks meanwhile
-                    return self._arena.allocate(nbytes)
-            except MemoryError:
+                    return self._arena.allocate(spec.nbytes)
+            except OutOfDeviceMemory as error:
                 if not wait or not self._uploads:
-                    raise
+                    with self.lock:
+                        raise self._owners.of_uploads(error, self._uploads.values(), spec, site) from None
             self.synchronize(raising=False)
 
     # -- reading
@@ -601,7 +613,8 @@ class Session:
         root = tuple(message.root)
         site = self.lanes[message.lane].site(message.n)
         if root == (message.lane, message.n):
-            cause = Cause(message.kind, message.text, message.traceback, message.detail)
+            owners = self._owners.lines(message.lane, message.shortage) if message.shortage else ()
+            cause = Cause(message.kind, message.text, message.traceback, message.detail, message.shortage, owners)
             self._failures.failed(root, cause, site, message.issued)
         else:
             self._failures.inherited((message.lane, message.n), site)
@@ -647,7 +660,7 @@ class Session:
             self.hazards.lost(index)
             self._send_released(self.gate.lost(index).send)
         self._mappings.forget(lane.worker.identity)
-        for number, (reader, block) in list(self._uploads.items()):
+        for number, (reader, block, _) in list(self._uploads.items()):
             if reader == index:
                 del self._uploads[number]
                 self._arena.free(block)
@@ -762,7 +775,7 @@ class Session:
         self.progress.release()
         self._mappings.close()
         self._page.free(self._progress_block)  # or this object would keep the memory mapped
-        for _, block in self._uploads.values():
+        for _, block, _ in self._uploads.values():
             self._arena.free(block)
         self._uploads.clear()
         self._arena.close()

@@ -23,6 +23,7 @@ import fcntl
 import mmap
 import os
 import re
+import resource
 import stat
 import struct
 import weakref
@@ -33,6 +34,7 @@ import numpy as np
 
 from .errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone
 from .identity import Identity, alive, own_identity, start_time
+from .shortage import Shortage, amount
 
 Ticket: TypeAlias = tuple[int | str | bytes, ...]
 """(kind 'memfd' or 'shm', file descriptor or name, segment size, nonce, offset, nbytes)."""
@@ -150,6 +152,7 @@ class Arena:
         self._free: dict[int, list[_Place]] = {}  # capacity -> places, the last freed first
         self._extents: list[tuple[int, int, int]] = []  # (segment, offset, length) that belong to no class
         self._refused: str | None = None  # why this arena hands out nothing (any more)
+        self._refusal = ""  # what the system said when it refused memory, in the last allocation
         if self.kind == "shm":
             sweep()
         self._discard = weakref.finalize(self, _discard, os.getpid(), self._segments)
@@ -242,11 +245,14 @@ class Arena:
     def _find(self, nbytes: int, capacity: int) -> tuple[_Place, int]:
         """A place for a block of a class that has none free, with the capacity that it got."""
         exact = _round_up(max(nbytes, 1), self._alignment)
+        self._refusal = ""
         if exact > self.limit_bytes - self.used_bytes:
             raise self._out_of_memory(nbytes)
         place = self._without_pressure(capacity)
         for size in (capacity, exact):  # a class is up to a quarter larger than what was asked for
             place = place or self._under_pressure(size)
+            if not place and self._refusal and self.trim():  # what the system has back, it may give again
+                place = self._grow(size)
             if place:
                 self._free.setdefault(size, [])
                 return place, size
@@ -359,26 +365,52 @@ class Arena:
         try:
             fd, name = _make_memfd(size) if self.kind == "memfd" else _make_named(size, self.identity, nonce)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                return None
-            raise InterlockError(f"{self.label}: a {self.kind} segment of {size} bytes was refused: {error}") from error
+            self._refusal = _words(self.kind, size, error)
+            return None
         try:
             root: Bytes = np.frombuffer(mmap.mmap(fd, size), np.uint8)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             _release(_Segment(fd, name, size, nonce, NOTHING))
+            self._refusal = _words(self.kind, size, error)
             return None
         _HEADER.pack_into(root.data, 0, _MAGIC, nonce, size, number, generation, 0)
         return _Segment(fd, name, size, nonce, root)
 
     def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
-        return OutOfDeviceMemory(
+        error = OutOfDeviceMemory(
             f"{self.label}: no room for {nbytes} bytes: {self.used_bytes} bytes of a limit of {self.limit_bytes} bytes "
-            f"are in use; drop arrays, or raise the memory limit"
+            f"are in use; " + (self._refusal or "drop arrays, or raise the memory limit")
         )
+        place = self.label.removeprefix("memory of ")
+        error.shortage = Shortage(place, nbytes, "", self.limit_bytes, self.used_bytes, self._refusal)
+        return error
 
     def _disown(self, pid: int) -> None:
         self._refused = f"{self.label} belongs to process {pid}; a forked child cannot allocate in it"
         self._classes = {}
+
+
+def _words(kind: str, nbytes: int, error: Exception) -> str:
+    """That the system refused a segment, and by which limit, as far as that can be seen."""
+    why = getattr(error, "strerror", None) or str(error)
+    text = f"the system refused {amount(nbytes)} of shared memory ({kind}): {why}"
+    return text + describe_limits(getattr(error, "errno", 0) or 0, kind)
+
+
+def describe_limits(number: int, kind: str = "memfd") -> str:
+    """The limit behind a refusal with this errno, for people; "" if none is to be seen."""
+    if number == errno.ENOSPC and kind == "shm":
+        with contextlib.suppress(OSError):
+            room = os.statvfs(SHARED_DIRECTORY)
+            whole, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+            return f" ({SHARED_DIRECTORY} holds {amount(whole)}, of which {amount(free)} are free)"
+    names = {errno.ENOMEM: (resource.RLIMIT_AS, "v"), errno.EMFILE: (resource.RLIMIT_NOFILE, "n")}
+    if number in names:
+        which, letter = names[number]
+        limit = resource.getrlimit(which)[0]
+        if limit != resource.RLIM_INFINITY:
+            return f" (ulimit -{letter} is {limit if letter == 'n' else amount(limit)})"
+    return ""
 
 
 def size_class(nbytes: int, alignment: int = 64) -> int:

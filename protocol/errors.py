@@ -5,6 +5,8 @@ What NumPy would refuse is raised with NumPy's own exception types, not with the
 
 from __future__ import annotations
 
+from .shortage import Shortage
+
 
 class InterlockError(Exception):
     """Anything that goes wrong in Interlock and is not NumPy's to refuse."""
@@ -16,6 +18,8 @@ class WorkerLost(InterlockError):
 
 class OutOfDeviceMemory(InterlockError, MemoryError):
     """An operation needed more memory than its device has left. The worker goes on."""
+
+    shortage: Shortage | None = None  # what is known of it, where it was found
 
 
 class Cancelled(InterlockError):

@@ -189,6 +189,7 @@ class Failed(NamedTuple):
     traceback: str
     detail: str  # the operation and its operands' specs
     issued: int  # grows in the order of issue over all lanes
+    shortage: tuple[Any, ...] = ()  # a Shortage (shortage.py), where it was memory that lacked
 
 
 class Value(NamedTuple):

@@ -16,11 +16,14 @@ import numpy as np
 
 from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.messages import Ref
+from ..protocol.shortage import Shortage
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .devices.base import COMPUTE, Device
 
 SMALL: Final = 32 * 1024  # bytes; below it a host array lives in NumPy's own memory and travels inside messages
+OBJECT: Final = 256  # bytes that a small array takes besides its elements, about
+SHARE: Final = 4  # small arrays are of no account below 1/2**SHARE of the memory
 
 # Who lent the memory, and how many bytes of it: ("peer", lane, ticket, nbytes), ("session", 0, block, nbytes).
 Origin = tuple[str, int, int, int]
@@ -97,12 +100,18 @@ class Store:
         # By loan number (tickets are positive, values lent to the frontend negative): the memory, and whose it was.
         self._lent: dict[int, tuple[Memory, int]] = {}
         self._loans: dict[int, set[int]] = {}  # loans of each buffer's present memory
+        self._limit = device.info.memory_bytes
+        self._small: dict[int, int] = {}  # by buffer: bytes of the small arrays that were counted; 0 for others
+        self.small_bytes = 0
+        self.tight = False  # memory is nearly full of small arrays: each new one is counted as it is made
 
     # -- names
 
     def create(self, buffer: int, spec: Spec) -> Any:
         """A new array, its elements undefined, in memory that can be lent when it is large or not the host's."""
         if self.device.inline and spec.nbytes < SMALL:
+            if self.tight:
+                self.admit(buffer, spec.nbytes)
             array = np.ndarray(
                 spec.shape, spec.dtype, strides=spec.strides, buffer=np.empty(max(spec.nbytes, 1), np.uint8)
             )
@@ -117,16 +126,71 @@ class Store:
         """Memory of the device; where loans hold memory that nobody else has any more, their end is waited for."""
         while True:
             try:
+                if self.small_bytes > self._limit >> SHARE:
+                    self._check_room(nbytes)
                 return self.device.alloc(nbytes)
             except OutOfDeviceMemory:
-                if not self.make_room() and not (self._orphans and self._await_loans()):
+                if not self._relieve():
                     raise
+
+    def _relieve(self) -> bool:
+        return self.make_room() or bool(self._orphans and self._await_loans())
+
+    # -- small arrays: in NumPy's own memory, which nobody measures but us
+
+    def count_small(self) -> None:
+        """Count the small arrays that were made since the last time, and those only: they are the last in `arrays`."""
+        counted, made = self._small, 0
+        for buffer in reversed(self.arrays):
+            if type(buffer) is not int:
+                continue  # a view
+            if buffer in counted:
+                break
+            nbytes = getattr(self.arrays[buffer], "nbytes", 0)
+            if nbytes >= SMALL or buffer in self._memory:
+                counted[buffer] = 0  # its memory is the device's, or another's
+            else:
+                counted[buffer] = nbytes + OBJECT
+                made += nbytes + OBJECT
+        self.small_bytes += made
+        used = self.small_bytes + self.device.memory()["used"]
+        slack = self._limit >> (SHARE - 2 if self.tight else SHARE - 1)
+        tight = self.small_bytes > self._limit >> SHARE and used > self._limit - slack
+        if tight and not self.tight:
+            self.device.trim()
+        self.tight = tight
+
+    def admit(self, buffer: int, nbytes: int) -> None:
+        """Count one small array that is about to be made.
+
+        Raises:
+            OutOfDeviceMemory: there is no room for it.
+        """
+        nbytes += OBJECT
+        while True:
+            try:
+                self._check_room(nbytes)
+                break
+            except OutOfDeviceMemory:
+                if not self._relieve():
+                    raise
+        self.small_bytes += nbytes - self._small.get(buffer, 0)
+        self._small[buffer] = nbytes
+
+    def _check_room(self, nbytes: int) -> None:
+        used = self.small_bytes + self.device.memory()["used"]
+        if used + nbytes > self._limit:
+            error = OutOfDeviceMemory(f"no room for {nbytes} bytes: {used} bytes of {self._limit} are in use")
+            error.shortage = Shortage(str(self.device.info.kind), nbytes, "", self._limit, used, "")
+            raise error
 
     def take_over(self, old: int, new: int) -> bool:
         """Give the memory of a buffer that nobody needs any more to a new one. False if others read it in place."""
         if old in self._loans or old in self._borrowed or old in self.failures:
             return False
         self.arrays[new] = self.arrays.pop(old)
+        if old in self._small:
+            self._small[new] = self._small.pop(old)
         self._forget_views(old)
         memory = self._memory.pop(old, None)
         if memory is not None:
@@ -144,6 +208,8 @@ class Store:
 
     def _drop_array(self, buffer: int) -> None:
         self.arrays.pop(buffer, None)
+        if self._small:
+            self.small_bytes -= self._small.pop(buffer, 0)
         self._forget_views(buffer)
         self._let_go(buffer)
 
@@ -307,10 +373,25 @@ class Store:
         for loan in list(self._lent):
             self.returned(loan)
 
+    def owners(self) -> tuple[list[tuple[int, int, int, str]], int]:
+        """(buffer, loan, bytes, array) of what lies in the device's memory, and how many small arrays were counted.
+
+        The loan is 0 but for memory that nobody has any more besides its borrower.
+        """
+        found = []
+        for buffer, memory in list(self._memory.items()):
+            array = self.arrays.get(buffer)
+            found.append((buffer, 0, memory.block.nbytes, spec_text(array)))
+        for loan, (memory, buffer) in list(self._lent.items()):
+            if memory.orphan:
+                found.append((buffer, loan, memory.block.nbytes, "array"))
+        return found, sum(nbytes > 0 for nbytes in list(self._small.values()))
+
     @property
     def idle(self) -> bool:
         """Nothing is held: no names, views, memory, loans or failures."""
         assert self._lent or not self._orphans
+        assert self.arrays or not self.small_bytes
         held = (self.arrays, self.failures, self._memory, self._views, self._borrowed, self._lent, self._loans)
         return not any(held)
 
@@ -324,6 +405,11 @@ class Store:
             "borrowed": len(self._borrowed),
             "lent": len(self._lent),
         }
+
+
+def spec_text(array: Any) -> str:
+    """What an array is, such as float64[1000,1000]."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]" if hasattr(array, "shape") else "array"
 
 
 def _spec_of(array: Any) -> Spec | None:

@@ -46,6 +46,7 @@ from ..protocol.messages import (
 )
 from ..protocol.operations import BY_NUMBER, OPERATIONS, Operation
 from ..protocol.recordings import Template
+from ..protocol.shortage import Shortage, tell
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
@@ -53,6 +54,7 @@ from .devices.base import COMPUTE, Device
 from .kernels import conform, decode_operand, kernel
 from .replay import Program, Run, carry_out
 from .scoreboard import Scoreboard, ticket_from
+from .shortages import shortage_of, text_of
 from .transfers import FailedTicket, Transfers
 
 Handler = Callable[[int, Instruction], None]
@@ -60,6 +62,7 @@ LOOK_NS: Final = 20_000  # between two looks for tickets while something is park
 FENCE_S: Final = 30.0  # how long the device may take to finish what it has begun, at an end
 TRACE_BATCH: Final = 4096  # records before a Traced message leaves
 DROPPED: Final = "it was dropped before it started, as the program was interrupted"
+COUNT_EVERY: Final = 4096  # instructions at the most between two counts of the small arrays
 
 
 class Executor:
@@ -98,11 +101,15 @@ class Executor:
         self._fences: deque[tuple[int, Instruction]] = deque()  # they wait for whatever is parked before them
         self._specs: dict[int, Spec | None] = {}  # by id; None stands for a small array that a kernel may allocate
         self._layouts: dict[int, Spec] = {}  # by id, all of them
+        self._counted = 0  # the instruction after which small arrays were counted last
+        self._count_every = min(max(device.info.memory_bytes // (16 * SMALL), 1), COUNT_EVERY)
         self._returns: list[Origin] = []
         self._store = Store(device, self._returns.append, await_loans)
         self._store.make_room = lambda: any(program.give_up() for program in self._programs.values())
         self._transfers = Transfers(device, lane, session, self._store, self._report, self._tell)
         self._late: deque[Message] = deque()  # failures not told yet; some are found on the device's threads
+        # The last shortage of memory, for as long as nothing is freed: what it was told by, itself, in words.
+        self._short: tuple[tuple[str, str], Shortage, str] | None = None
         self._ran: deque[tuple[Any, ...]] | None = None  # records while tracing
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
@@ -143,6 +150,8 @@ class Executor:
                     self._trouble(n, instruction, error)
             n += 1
         self._settle()
+        if self.executed - self._counted >= self._count_every and self.device.inline:
+            self._count_small()
         if FORGET_SPECS in batch.specs and not self._parked:  # what is parked still names them: then another time
             self._specs.clear()
             self._layouts.clear()
@@ -489,11 +498,29 @@ class Executor:
         return self._new_failure(n, instruction, error)
 
     def _new_failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
+        if isinstance(error, MemoryError):
+            return self._shortage(n, instruction, error)
         words = "" if isinstance(error, Cancelled) else "".join(traceback.format_exception(error))
         # NumPy has private classes: the one that it documents is the nearest that is not.
         kind = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
         failure = Failure((self.lane, n), kind, str(error), words, self._detail(instruction), ())
         self._tell_failed(n, failure, instruction)
+        return failure
+
+    def _shortage(self, n: int, instruction: Instruction, error: MemoryError) -> Failure:
+        """There was no memory. Where the worker stood when it asked tells nobody anything: who has it, does."""
+        wanted = text_of(self._layouts[id] for _, id in outputs(instruction))
+        key = (str(error), wanted)
+        if self._short is None or self._short[0] != key:
+            if self.device.inline:
+                self._count_small()
+            planned = [(recording, each.planned) for recording, each in self._programs.items() if each.planned]
+            shortage = shortage_of(error, wanted, self.device, self._store, self._transfers, planned)
+            self._short = key, shortage, tell(shortage)
+        _, shortage, text = self._short  # one for many: a program that goes on must not fill the memory with its errors
+        kind = OutOfDeviceMemory if isinstance(error, OutOfDeviceMemory) else MemoryError  # NumPy's own memory
+        failure = Failure((self.lane, n), kind.__name__, text, "", self._detail(instruction), ())
+        self._tell_failed(n, failure, instruction, shortage)
         return failure
 
     def _detail(self, instruction: Instruction) -> str:
@@ -503,14 +530,15 @@ class Executor:
             return ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run")[code]
         refs = instruction[3] if code % 4 == GENERAL else instruction[3:]
         operands = []
-        for ref in refs:
-            array = self._store.arrays.get(ref)
+        for place, ref in enumerate(refs):
+            scalar = place == {SCALAR_RIGHT: 1, SCALAR_LEFT: 0}.get(code % 4)  # a number there is no buffer's
+            array = None if scalar else self._store.arrays.get(ref)
             operands.append(f"{array.dtype} {array.shape}" if isinstance(array, self.device.xp.ndarray) else str(ref))
         return f"{BY_NUMBER[code // 4].name}({', '.join(operands)})"
 
-    def _tell_failed(self, n: int, failure: Failure, instruction: Instruction) -> None:
+    def _tell_failed(self, n: int, failure: Failure, instruction: Instruction, shortage: tuple[Any, ...] = ()) -> None:
         root, kind, text, words, detail, _ = failure
-        self._late.append(Failed(self.lane, n, root, kind, text, words, detail, issue_number(instruction)))
+        self._late.append(Failed(self.lane, n, root, kind, text, words, detail, issue_number(instruction), shortage))
 
     # -- handlers
 
@@ -520,14 +548,27 @@ class Executor:
             if id < 0:
                 continue  # FORGET_SPECS
             spec = spec_of(shape, np.dtype(dtype), strides)
-            plain = self.device.inline and spec.ndim > 0 and spec.nbytes < SMALL
-            self._specs[id] = None if plain else spec
+            self._specs[id] = None if self._is_plain(spec) else spec
             self._layouts[id] = spec
+
+    def _is_plain(self, spec: Spec) -> bool:
+        """A kernel may allocate it: it is small, and there is so much room that it need not be counted at once."""
+        return self.device.inline and spec.ndim > 0 and spec.nbytes < SMALL and not self._store.tight
+
+    def _count_small(self) -> None:
+        """Look how much memory small arrays take; where it becomes short, count each one before it is made."""
+        self._counted = self.executed
+        tight = self._store.tight
+        self._store.count_small()
+        if tight != self._store.tight:
+            for id, spec in self._layouts.items():
+                self._specs[id] = None if self._is_plain(spec) else spec
 
     def _control_handlers(self) -> dict[int, Handler]:
         transfers, store = self._transfers, self._store
 
         def free(n: int, instruction: Instruction) -> None:
+            self._short = None
             for buffer in instruction[1:]:
                 store.drop(buffer)
 

@@ -86,6 +86,11 @@ class Program:
         self._tried = False
         return True
 
+    @property
+    def planned(self) -> int:
+        """Bytes that are kept for its temporaries now."""
+        return 0 if self._fast is None else self.template.planned
+
     def close(self) -> None:
         if self._fast is not None:
             self._fast.close()

@@ -250,6 +250,8 @@ class Transfers:
     def _from_bytes(self, buffer: int, spec: Spec, data: bytes) -> None:
         if len(data) != spec.nbytes:
             raise ValueError(f"{len(data)} bytes came for an array of {spec.nbytes}")
+        if self._store.tight:
+            self._store.admit(buffer, len(data))
         if self._device.inline:
             memory = np.frombuffer(bytearray(data or b"\0"), np.uint8)  # a copy: the array can be written
             array = np.ndarray(spec.shape, spec.dtype, buffer=memory, strides=spec.strides)
@@ -388,6 +390,10 @@ class Transfers:
         self._tickets.clear()
         self._lent_to.clear()
         self._owed.clear()
+
+    def holders(self) -> dict[int, int]:
+        """Which lane reads the memory of each loan."""
+        return {loan: lane for lane, loans in self._lent_to.items() for loan in loans}
 
     @property
     def idle(self) -> bool:

@@ -1,0 +1,177 @@
+"""Faults that other systems had in the field: memory, back-pressure, limits of the machine, what workers print.
+
+The names begin with the number of the case in the collection that they come from; the docstring names the report.
+Tests without a number hold what belongs to the same promises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import interlock as il
+
+MIB = 1 << 20
+HANG_S = 60.0  # generous: a deadline for a hang, not a measurement
+
+
+def read(x: il.Array) -> np.ndarray:
+    return x.numpy(timeout=HANG_S)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process takes up, shared memory included."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def line_of(text: str) -> str:
+    """`file:line` of the only line of the calling test that contains this."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    lines, first = inspect.getsourcelines(frame.f_back.f_code)
+    (at,) = [n for n, line in enumerate(lines, first) if text in line and "line_of(" not in line]
+    return f"{__file__}:{at} "
+
+
+def shortage(x: il.Array) -> str:
+    """What the error of an array says for which there was no memory; the same at each read."""
+    with pytest.raises(il.OutOfDeviceMemory) as first:
+        read(x)
+    with pytest.raises(il.OutOfDeviceMemory) as second:
+        read(x + 1)
+    assert str(first.value) == str(second.value)
+    return str(first.value)
+
+
+# -- who has the memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "gate"), [("cpu:0", "worker"), ("sim:0", "worker"), ("cpu:0", "coordinator")])
+def test_no_memory_names_the_largest_owners_by_line_and_size_and_is_over_when_one_is_dropped(
+    device: str, gate: str
+) -> None:
+    with il.connect(device, memory=64 * MIB, gate=gate):
+        big = il.ones((2000, 2000))  # owner A
+        many = [il.full(2**17, float(i)) for i in range(12)]  # owner B
+        wrong = big + 1  # does not fit
+        text = shortage(wrong)
+        assert text.startswith(f"{device} has no room for 30.5 MiB (float64[2000,2000]) issued at")
+        assert line_of("# does not fit") in text
+        assert "limit 64.0 MiB" in text
+        told = text.partition("largest: ")[2].split("; ")
+        assert told[0].startswith(f"30.5 MiB float64[2000,2000] made at {line_of('# owner A')}")
+        assert told[1].startswith(f"12.0 MiB in 12 float64[131072] made at {line_of('# owner B')}")
+        smaller = big[:500] + 1  # at once
+        assert read(smaller)[-1, -1] == 2
+        del big
+        assert read(il.ones((2000, 2000))).sum() == 4e6
+        assert [int(read(x)[-1]) for x in many] == list(range(12))
+        del wrong
+
+
+def test_views_lent_memory_transfers_and_recordings_are_told_of_by_the_line_that_made_them() -> None:
+    with il.connect("cpu:0,cpu:1", memory=32 * MIB) as session:
+
+        @il.capture
+        def squares(x):  # type: ignore[no-untyped-def]
+            twice = x @ x  # planned
+            return twice @ twice  # kept
+
+        there = il.ones((1000, 1000)).to("cpu:1")  # read in place
+        row = il.ones((1000, 1000))[0]  # a view keeps all of it
+        x = il.ones((1000, 1000))  # given
+        kept = [squares(x) for _ in range(3)]
+        text = shortage(kept[-1])
+        assert "7.6 MiB array, dropped here and read in place by cpu:1 as the array made at " in text
+        assert line_of("# read in place") in text
+        assert line_of("# a view keeps all of it") in text
+        assert f"made at {line_of('# given')}" in text
+        assert read(row)[0] == 1
+        del kept, row
+        assert read(squares(x))[0, 0] == 1e9
+        fill = [il.ones((1000, 1000), device="cpu:1") for _ in range(4)]  # fills the other
+        assert read(il.ones((1000, 1000)).to("cpu:1"))[0, 0] == 1  # in place: it takes no room there
+        text = shortage(fill[-1] + 1)
+        assert text.startswith("cpu:1 has no room")
+        assert f"30.5 MiB in 4 float64[1000,1000] made at {line_of('# fills the other')}" in text
+        del fill, there
+        with pytest.raises(il.OutOfDeviceMemory):
+            session.synchronize()  # of those that nobody read
+
+
+def test_uploads_that_find_no_room_say_which_are_held_on_to() -> None:
+    with il.connect("cpu:0", memory=16 * MIB) as session:
+        held: list[il.Array] = []
+        with pytest.raises(il.OutOfDeviceMemory) as raised:
+            held.extend(il.asarray(np.full(1 << 18, float(i))) for i in range(100))  # uploaded
+        text = str(raised.value)
+        assert text.startswith("the memory for uploads has no room for 2.0 MiB (float64[262144]) issued at")
+        assert f"16.0 MiB in 8 data on cpu:0 made at {line_of('# uploaded')}" in text
+        assert [int(read(x)[-1]) for x in held] == list(range(8))
+        held.clear()
+        assert read(il.asarray(np.ones(1 << 18)))[-1] == 1
+        session.synchronize()
+
+
+def test_a_loan_that_ends_in_a_move_and_an_array_that_is_taken_over_leave_no_line_behind() -> None:
+    with il.connect("cpu:0,cpu:1") as session:
+        for _ in range(30):
+            x = il.ones(10_000)
+            y = x.to("cpu:1")
+            x += 1
+            first, second = divmod(y, 2)
+            assert read(second)[0] == 1
+        del x, y, first, second
+        read(il.ones(3, device="cpu:0"))
+        read(il.ones(3, device="cpu:1"))
+        assert [lane.owners for lane in session.lanes] == [{}, {}]
+
+
+# -- small arrays -----------------------------------------------------------------------------------------------------
+
+
+def test_very_many_small_arrays_stay_within_the_memory_too() -> None:
+    with il.connect("cpu:0", memory=32 * MIB) as session:
+        pid = session.pids["cpu:0"]
+        x = il.arange(512.0)
+        before = resident(pid)
+        many = [x + i for i in range(12_000)]  # 48 MiB
+        text = shortage(many[-1])
+        assert "small arrays of 3" in text
+        assert "in use by this session" in text
+        assert resident(pid) - before < 48 * MIB  # what failed takes a little, too
+        good = next(i for i in itertools.count(11_999, -1000) if _holds(many[i]))
+        assert 6_000 < good < 8_500
+        for i in (0, 500, 5_000, good):
+            assert read(many[i]).tolist() == (np.arange(512.0) + i).tolist()
+        uploaded = [il.asarray(np.full(1000, float(i))) for i in range(10)]
+        assert isinstance(_error(uploaded[-1]), il.OutOfDeviceMemory)
+        big = il.ones(4 * MIB // 8)
+        assert isinstance(_error(big), il.OutOfDeviceMemory)
+        del many
+        assert read(il.ones(4 * MIB // 8)).sum() == 4 * MIB // 8
+        again = [x * i for i in range(1_000)]
+        assert read(again[-1])[-1] == 999 * 511
+        del again, uploaded, big, x
+        with pytest.raises(il.OutOfDeviceMemory):
+            session.synchronize()
+        session.synchronize()
+        assert not any(any(counts.values()) for counts in session.inspect().values())
+
+
+def _error(x: il.Array) -> Exception | None:
+    try:
+        read(x)
+    except il.InterlockError as error:
+        return error
+    return None
+
+
+def _holds(x: il.Array) -> bool:
+    return _error(x) is None
