@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.errors import ImportFailed, InterlockError, PeerGone
+from ..protocol.errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone
 from ..protocol.identity import Identity, ends_within
 from ..protocol.messages import Message, Ref, Released, Taken, Ticket, Value
 from ..protocol.specs import Spec
@@ -22,6 +22,7 @@ from .buffers import SMALL, Failure, Memory, Origin, Store
 from .devices.base import COMPUTE, D2H, H2D, PEER, Device
 
 OWED_BYTES: Final = 4 << 20  # of loans that are over, until their lenders are told though there is no ticket for them
+READ_INSIDE: Final = 64 << 20  # bytes of an answer that travels inside its message, if there is no room to lend it
 DYING_S: Final = 1.0  # how long a process may take to end, once its memory cannot be opened any more
 
 
@@ -84,10 +85,16 @@ class Transfers:
     def read(self, ref: Ref, request: int) -> None:
         """Answer with the array's elements."""
         array = self._store.arrays[ref]
-        if self._device.inline:
-            self._report(Value(self._lane, request, self._place(ref, array, -request), None))
-        else:
+        if not self._device.inline:
             self._copy_out(ref, array, ("read", request))
+            return
+        try:
+            place = self._place(ref, array, -request)
+        except OutOfDeviceMemory:  # reading is how a program gets out what it will drop then
+            if array.nbytes > READ_INSIDE:
+                raise
+            place = packed(array).tobytes()
+        self._report(Value(self._lane, request, place, None))
 
     def fence(self, request: int) -> None:
         """Answer when the device has finished all that came before."""
