@@ -201,7 +201,8 @@ class Array(Handle):
 
     def to(self, device: Device | str) -> Array:
         """A copy on another device, made when the elements are ready; this array itself if it is there already."""
-        lane = self._lane.session.device(device).lane
+        session = self._lane.session
+        lane = session.serving(session.device(device))
         return self if lane is self._lane else issue.transfer(self, lane, user_site(2))
 
     def to_device(self, device: Device | str, /, *, stream: None = None) -> Array:

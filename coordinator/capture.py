@@ -158,6 +158,8 @@ class Captured:
     def _find(self, walk: Walk) -> tuple[Any, list[Any]]:
         """The recording for it, with the numbers of the run; None if there is none."""
         for entry in self._entries.get(tuple(walk.key), ()):
+            if entry.recording.session.renewed and entry.recording.outdated():
+                continue
             if all(_same(walk.numbers[place], value) for place, value in entry.pins):
                 try:
                     return entry, [number_refs(part.numbers, walk.numbers) for part in entry.recording.parts]
@@ -181,7 +183,7 @@ class Captured:
         key = tuple(walk.key)
         self._entries.setdefault(key, []).append(entry)
         self._order.append((key, entry))
-        for old in [each for each in self._order if each[1].recording.session.closed]:
+        for old in [each for each in self._order if each[1].recording.outdated()]:
             self._drop(old)
         if len(self._order) > KEPT:
             self._drop(self._order[0])
@@ -199,6 +201,8 @@ class Captured:
         _forget(entry.recording)
 
     def _why(self, words: dict[str, str]) -> str:
+        if any(each.recording.session.renewed and each.recording.outdated() for _, each in self._order):
+            return "recorded anew, as a device of an earlier recording has had another worker since"
         if not self._order:
             return "recorded at the first call"
         differing = []

@@ -20,6 +20,7 @@ from ..protocol.supervision import ROSTER, parse_roster
 from . import workers
 from .events import seconds
 from .lane import Device, Lane
+from .lives import Launched, Started
 from .session import Session, check_settings, close_all
 
 _default: Session | None = None
@@ -36,6 +37,7 @@ def connect(
     window: int = 1024,
     memory: int | None = None,
     options: dict[str, Any] | None = None,
+    restart: bool = False,
 ) -> Session:
     """Start a session, which becomes the default one.
 
@@ -47,6 +49,7 @@ def connect(
         window: instructions that may be on the way to one worker.
         memory: bytes that the session may use on each worker; None for an equal part of half the machine's.
         options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
+        restart: give a device another worker by itself when one is lost, as `session.restart` does when it is asked to.
 
     Raises:
         ValueError: not a device's name, or not one of the launcher's.
@@ -62,10 +65,17 @@ def connect(
         said = ""
     check_settings(gate, window, memory)
     if address is not None:
-        session = Session(_adopt(address, devices, said), gate=gate, window=window, memory=memory)
+        session = Session(
+            _adopt(address, devices, said),
+            gate=gate,
+            window=window,
+            memory=memory,
+            source=Launched(address),
+            restart=restart,
+        )
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
-        session = _start(named, gate, window, memory, options or {})
+        session = _start(named, gate, window, memory, options or {}, restart)
     try:
         with _lock:
             session.previous = _open(_default)
@@ -102,12 +112,17 @@ def count_gpus() -> int:
     return found if visible is None else min(found, len([v for v in visible.split(",") if v.strip()]))
 
 
-def _start(devices: list[str], gate: str, window: int, memory: int | None, options: dict[str, Any]) -> Session:
+def _start(
+    devices: list[str], gate: str, window: int, memory: int | None, options: dict[str, Any], restart: bool
+) -> Session:
     folder = private_folder()
     processes: list[workers.Process] = []
     try:
         processes, adopted = workers.start(devices, folder, memory, options)
-        return Session(adopted, processes, folder=folder, gate=gate, window=window, memory=memory)
+        source = Started(folder, memory, options, devices)
+        return Session(
+            adopted, processes, folder=folder, gate=gate, window=window, memory=memory, source=source, restart=restart
+        )
     except BaseException:
         workers.stop(processes, 0.0)
         remove_folder(folder)
@@ -148,11 +163,13 @@ def default_session() -> Session:
 def lane_of(device: Device | str | None) -> Lane:
     """The lane of a device: of the default session unless the device itself says of which."""
     if isinstance(device, Device):
-        return device.lane
+        lane = device.lane
+        return lane if lane.lost is None else lane.session.serving(device)
     session = _default
     if session is None or session.closed or not session.mine:
         session = default_session()
-    return session.lanes[0] if device is None else session.device(device).lane
+    named = session.devices[0] if device is None else session.device(device)
+    return named.lane if named.lane.lost is None else session.serving(named)
 
 
 def synchronize(timeout: float | None = None) -> None:

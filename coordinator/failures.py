@@ -112,9 +112,17 @@ def exception(cause: Cause, device: str, site: Site | None, path: list[tuple[str
     return made
 
 
-def worker_lost(device: str, reason: str, site: Site | None = None) -> WorkerLost:
-    """The error of an array that went with its worker."""
-    made = WorkerLost(f"the worker of {device} {reason}; the arrays that it held are lost")
+def worker_lost(device: str, reason: str, running: str = "", site: Site | None = None, words: str = "") -> WorkerLost:
+    """The error of an array that went with its worker.
+
+    Args:
+        device: whose worker.
+        reason: what became of it.
+        running: which instruction it was at, as `unfinished.told` says it.
+        site: the line that issued this instruction.
+        words: the last lines that it wrote.
+    """
+    made = WorkerLost(f"the worker of {device} {reason}{running}{words}; the arrays that it held are lost")
     if site is not None:
         made.add_note(f"its last instruction was issued at {describe(site)}")
     return made

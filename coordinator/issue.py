@@ -29,6 +29,7 @@ from ..protocol.operations import BY_NAME, OPERATIONS, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from . import views
+from .failures import again
 from .infer import check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
 from .lane import BIG, Lane
 from .numbers import Number
@@ -585,7 +586,10 @@ def transfer(array: Any, target: Lane, site: Site) -> Any:
     return handle(type(array), target, session.transfer(array._ref, source, target, spec, site), spec)
 
 
-def _elsewhere(a: Lane, b: Lane) -> ValueError:
+def _elsewhere(a: Lane, b: Lane) -> Exception:
+    for lane in (a, b):
+        if lane.lost is not None:  # of a device that has another worker by now, too
+            return again(lane.lost)
     if a.session is not b.session:
         return ValueError("operands belong to different sessions: read one and make a new array in the other's session")
     return ValueError(

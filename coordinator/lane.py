@@ -31,6 +31,7 @@ STEP: Final = 16  # after that many more, look again
 HEAVY: Final = 1 << 20  # bytes of results in a batch, beyond which the worker should not wait for more
 GAP_NS: Final = 50_000  # between two messages to a worker that keeps up: each costs both sides tens of microseconds
 RUNS: Final = 4  # of recordings that leave together at the most
+PAST: Final = 4  # completed batches that are remembered, to tell what an instruction was given
 KNOWN: Final = 50_000  # specs that a worker is made to remember
 BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves, and for the window
 _BATCH_TAG: Final = m.TAGS[m.Batch]
@@ -65,11 +66,17 @@ class Device:
 class Lane:
     """The stream of instructions to one worker. Everything here is guarded by the session's lock."""
 
-    def __init__(self, session: Session, index: int, worker: workers.Adopted, name: bytes) -> None:
+    def __init__(
+        self, session: Session, index: int, worker: workers.Adopted, name: bytes, device: Device | None = None
+    ) -> None:
+        """`name`: how the worker knows the session; `device`: one that had a worker before, whose lane is lost."""
         self.session = session
         self.index = index
         self.worker = worker
-        self.device = Device(worker.device, self)
+        self.process: workers.Process | None = None  # of the worker, where the session started it
+        self.welcome: m.Welcome | None = None
+        self.left = False  # its worker lives, and the session has taken leave of it
+        self.device = device or Device(worker.device, self)
         self.lock = session.lock
         self.next_id = session.next_id
         self.batch: list[Instruction] = []  # issued and not sent
@@ -85,7 +92,9 @@ class Lane:
         self.dropped: deque[int] = deque()
         self.recordings: dict[int, Part] = {}  # that the worker knows
         self.completed = 0  # as far as events have told
-        self.log: deque[tuple[int, list[Site | None]]] = deque()  # sites of what was sent and is not completed
+        # What was sent and is not completed, with the sites: of a run each of its instructions has one.
+        self.log: deque[tuple[int, list[Site | None], list[Instruction]]] = deque()
+        self.past: deque[tuple[int, list[Site | None], list[Instruction]]] = deque(maxlen=PAST)  # completed since
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
         self.credit: Pending | None = None  # of those who wait for room in the window
@@ -121,6 +130,9 @@ class Lane:
     def free(self) -> None:
         """Issue the FREE of the buffers whose last handle has gone."""
         dropped = self.dropped
+        if self.lost is not None:
+            dropped.clear()
+            return
         # Its line is that of the last instruction before it: where a handle went, nobody noted.
         site = self.sites[-1] if self.sites else self._last_site
         buffers = [dropped.popleft() for _ in range(len(dropped))]
@@ -210,7 +222,7 @@ class Lane:
             recorder.note(self)
         self._sent_ns = time.monotonic_ns()
         first = self.first
-        self.log.append((first, self.sites))
+        self.log.append((first, self.sites, batch))
         self._last_site = self.sites[-1]
         if self.large:
             self._note_owners(batch)
@@ -300,11 +312,11 @@ class Lane:
         self.completed = max(self.completed, through)
         log = self.log
         while log and log[0][0] + len(log[0][1]) - 1 <= through:
-            log.popleft()
+            self.past.append(log.popleft())
 
     def site(self, n: int) -> Site | None:
         """The user's line that issued instruction n, if it is still remembered."""
-        for first, sites in self.log:
+        for first, sites, _ in self.log:
             if first <= n < first + len(sites):
                 return sites[n - first]
         return self.sites[n - self.first] if 0 <= n - self.first < len(self.sites) else None
@@ -325,8 +337,10 @@ class Lane:
 class GatedLane(Lane):
     """A lane under gate="coordinator": an instruction is held here, and the lane with it, until its waits are over."""
 
-    def __init__(self, session: Session, index: int, worker: workers.Adopted, name: bytes) -> None:
-        super().__init__(session, index, worker, name)
+    def __init__(
+        self, session: Session, index: int, worker: workers.Adopted, name: bytes, device: Device | None = None
+    ) -> None:
+        super().__init__(session, index, worker, name, device)
         self._ready: list[Instruction] = []
         self._ready_first = 1
         self._held: deque[Instruction] = deque()

@@ -20,6 +20,7 @@ from .chains import Chain, find_chains
 from .infer import GENERATOR, scalar_ref
 from .issue import Handle
 from .joins import find_joins, without
+from .lives import replaced
 from .numbers import Number
 from .plan import Temporary, plan
 from .sites import Site, describe
@@ -157,6 +158,7 @@ class Tape:
 
 
 _INSTEAD: Final = {
+    "a worker is restarted": "do it outside",
     "a value is read": "return the array and read it outside, or pass the number as an argument",
     "arrays are saved": "return them and save them outside",
     "a file is loaded": "load it outside, and pass the arrays as arguments",
@@ -307,6 +309,11 @@ class Recording:
                 for place, whole in part.bindings
             ]
         )
+
+    def outdated(self) -> bool:
+        """Whether no run of it can come any more: the session is closed, or a worker was replaced."""
+        session = self.session
+        return session.closed or any(replaced(session.lanes[part.lane]) for part in self.parts)
 
     def difference(self, other: Recording) -> str | None:
         """The first instruction in which another recording of the same function differs, in words."""

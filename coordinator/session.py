@@ -43,9 +43,11 @@ from .events import Pending, Receiver
 from .failures import Cause, Root
 from .interrupts import Interrupts
 from .lane import BIG, Device, GatedLane, Lane
+from .lives import MOST_LANES, Lives, Source, greet_again, replaced
 from .owners import Owners
 from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
+from .unfinished import told, unfinished
 
 if TYPE_CHECKING:
     from .checkpoints import Save
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
+GREETING_S: Final = 0.02  # between two greetings to a worker that is still about to end the session's former life
 DYING_S: Final = 1.0  # how long a worker may take to end, once its memory cannot be opened any more
 ROOM: Final = 0.75  # of the window: who has waited for room goes on when no more than this is on the way
 LEAST_MEMORY: Final = 1 << 20  # bytes that a session must be allowed on each worker
@@ -90,8 +93,14 @@ class Session:
         gate: str = "worker",
         window: int = 1024,
         memory: int | None = None,
+        source: Source | None = None,
+        restart: bool = False,
     ) -> None:
-        """Greet the workers. `processes` are those that this session started, and stops; `folder` its own folder."""
+        """Greet the workers.
+
+        `processes` are those that this session started, and stops; `folder` its own folder; `source` is where other
+        workers come from when some are lost, `restart` whether they come by themselves.
+        """
         check_settings(gate, window, memory)
         self.id = os.urandom(16)
         self.lock = threading.Lock()
@@ -103,6 +112,7 @@ class Session:
         self.mine = True  # this process made the session; a forked child did not
         self.lanes: list[Lane] = []
         self.previous: Session | None = None  # the default session before this one
+        self.renewed = False  # some device has had more than one worker
         self.gate = Gate()
         self.hazards = Hazards()
         self.recvs: dict[int, tuple[int, int]] = {}  # gate only: by ticket, the recv of a send that is issued with it
@@ -114,7 +124,9 @@ class Session:
         self.saves: list[Save] = []  # under way, or failed and nobody has seen it
         self._gated = gate == "coordinator"
         self._pid = os.getpid()
-        self._processes = list(processes)
+        self._processes = list(processes)  # of every life
+        self.began = time.monotonic()
+        self.lives = None if source is None else Lives(self, source, restart)
         self._folder = folder or private_folder()
         self._requests = itertools.count(1)
         self._blocks = itertools.count(1)
@@ -129,21 +141,20 @@ class Session:
         self._arena = Arena(self.memory, self._identity)
         self._mappings = Mappings()
         self._page = Arena(PAGE, self._identity, minimum_segment=PAGE)  # apart, to take nothing from the uploads
-        self._progress_block = self._page.allocate(8 * ROWS * len(adopted))
-        page: Any = self._page.array(self._progress_block, (ROWS * len(adopted),), np.dtype(np.int64))
+        self._progress_block = self._page.allocate(8 * ROWS * MOST_LANES)
+        page: Any = self._page.array(self._progress_block, (ROWS * MOST_LANES,), np.dtype(np.int64))
         page[...] = 0
         # Shared with the workers (`protocol/page.py`): a message for each step would cost more than many a step.
         self.progress = memoryview(page)
         if gate == "coordinator":
-            page[len(adopted) : 2 * len(adopted)] = 1  # of every instruction's end it is to be told
+            page[MOST_LANES : 2 * MOST_LANES] = 1  # of every instruction's end it is to be told
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
         self.receiver = Receiver(self._events, self._handle, self._tick, self._busy)
         self._watch = Watch(self._tell_lost)
-        make = GatedLane if self._gated else Lane
         try:
             for i, worker in enumerate(adopted):
-                self.lanes.append(make(self, i, worker, b"s" + self.id + bytes([i])))
-            self._greet()
+                self._open(worker, self._processes[i] if i < len(self._processes) else None)
+            self._greet(self.lanes)
         except BaseException:
             self.close()
             raise
@@ -153,9 +164,29 @@ class Session:
 
     # -- the beginning
 
-    def _greet(self) -> None:
-        progress = self._page.ticket(self._progress_block)
-        for lane in self.lanes:
+    def _open(self, worker: workers.Adopted, process: workers.Process | None, device: Device | None = None) -> Lane:
+        """A lane to a worker. The caller holds the lock, if the session is known to anybody."""
+        index = len(self.lanes)
+        make = GatedLane if self._gated else Lane
+        lane = make(self, index, worker, b"s" + self.id + bytes([index]), device)
+        lane.process = process
+        self.lanes.append(lane)
+        return lane
+
+    def _greet(self, lanes: list[Lane]) -> None:
+        """Let the workers of new lanes make them, and all workers know of each other."""
+        for lane in lanes:
+            self._say_hello(lane)
+            if same_host(lane.worker.identity, self._identity):
+                self._watch.watch(lane.index, lane.worker.identity)
+        for lane in lanes:
+            self._await_welcome(lane)
+        with self.lock:
+            self._introduce(lanes)
+
+    def _say_hello(self, lane: Lane) -> None:
+        with self.lock:
+            progress = self._page.ticket(self._progress_block)
             options = {"memory": self.memory, "window": self.window, "progress": progress}
             self._welcomes[lane.index] = Pending(lane.index)
             hello = m.Hello(
@@ -168,25 +199,31 @@ class Session:
                 options,
             )
             lane.send(hello)
-            if same_host(lane.worker.identity, self._identity):
-                self._watch.watch(lane.index, lane.worker.identity)
-        info: dict[int, m.Welcome] = {}
-        for lane in self.lanes:
-            pending = self._welcomes[lane.index]
+
+    def _await_welcome(self, lane: Lane) -> None:
+        pending = self._welcomes[lane.index]
+        try:
             if not self.receiver.wait(pending, HELLO_S):
                 raise InterlockError(
                     f"the worker of {lane.device} at {lane.worker.endpoint} did not answer in {HELLO_S:.0f} s"
                 )
-            if isinstance(pending.fact, Exception):
-                raise pending.fact
-            info[lane.index] = pending.fact
-        self._welcomes.clear()
-        for lane in self.lanes:
+        finally:
+            self._welcomes.pop(lane.index, None)
+        if isinstance(pending.fact, Exception):
+            raise pending.fact
+        lane.welcome = pending.fact
+
+    def _introduce(self, new: list[Lane]) -> None:
+        """Tell the workers of new lanes of all others, and those of these. The caller holds the lock."""
+        living = [lane for lane in self.lanes if lane.lost is None and lane.welcome is not None]
+        for lane in living:
             peers = []
-            for other in self.lanes:
-                if other is not lane:
-                    direct = self._reads_directly(info[lane.index], info[other.index])
-                    peers.append((other.index, other.worker.endpoint, tuple(info[other.index].identity), direct))
+            for other in living:
+                if other is not lane and (lane in new or other in new):
+                    assert lane.welcome is not None
+                    assert other.welcome is not None
+                    direct = self._reads_directly(lane.welcome, other.welcome)
+                    peers.append((other.index, other.worker.endpoint, tuple(other.welcome.identity), direct))
             lane.send(m.Peers(tuple(peers)))
 
     @staticmethod
@@ -199,7 +236,7 @@ class Session:
     @property
     def pids(self) -> dict[str, int]:
         """The process id of each device's worker."""
-        return {str(lane.device): lane.worker.identity.pid for lane in self.lanes}
+        return {str(device): device.lane.worker.identity.pid for device in self.devices}
 
     def device(self, device: Device | str) -> Device:
         """The session's device of that name.
@@ -213,11 +250,77 @@ class Session:
         if known is not None:
             return known
         wanted = workers.check_devices([device])[0]
-        for lane in self.lanes:
-            if str(lane.device) == wanted:
-                return lane.device
-        names = ", ".join(str(lane.device) for lane in self.lanes)
-        raise ValueError(f"there is no device {wanted!r} in this session: it has {names}")
+        if wanted in self._devices:
+            return self._devices[wanted]
+        raise ValueError(f"there is no device {wanted!r} in this session: it has {', '.join(self._devices)}")
+
+    # -- another life
+
+    def restart(self, device: Device | str) -> None:
+        """Give a device another worker in this session, for one that was lost; one that lives is stopped first.
+
+        The arrays that the old one held are lost for ever; those elsewhere stay, and the device can be used again.
+        A launcher's worker that lives is not stopped, as it serves others: the session begins anew with it.
+
+        Raises:
+            ValueError: the session has no such device.
+            InterlockError: no other worker could be had.
+        """
+        self.check_open()
+        self.refuse_in_tape("a worker is restarted")
+        if self.lives is None:
+            raise InterlockError("this session was not made by connect(): it does not know where workers come from")
+        self.lives.restart(self.device(device))
+
+    def serving(self, device: Device) -> Lane:
+        """The device's lane, which is awaited where another worker is about to serve it."""
+        lane = device.lane
+        return lane if lane.lost is None or self.lives is None else self.lives.settled(device)
+
+    def leave(self, lane: Lane) -> None:
+        """Do without a worker that lives: to the session it is lost from here on."""
+        with self.lock:
+            if lane.lost is None:
+                lane.left = True
+                lane.send(m.Goodbye())
+                if lane.process is not None:
+                    lane.process.kill()
+                self._lose(lane.index, "was stopped by restart()")
+
+    def begin(self, device: Device, worker: workers.Adopted, process: workers.Process | None) -> None:
+        """Let another worker serve the device."""
+        with self.lock:
+            if process is not None:
+                self._processes = [each for each in self._processes if each is not device.lane.process]
+                self._processes.append(process)
+        lane = self._greet_anew(device, worker, process)
+        with self.taping_turn, self.lock:  # a captured function that is just being recorded uses one lane or the other
+            if self.recorder is not None:
+                self.recorder.devices.append(str(device))
+                lane.send(m.Trace(True))
+                lane.limit = 0
+                self.recorder.begin(lane.index, lane.first)
+            self.renewed = True
+            old, device.lane = device.lane, lane
+            old.close(linger_ms=500 if old.left else 0)
+
+    def _greet_anew(self, device: Device, worker: workers.Adopted, process: workers.Process | None) -> Lane:
+        """A lane to a worker that may not have met yet that the session took leave of it."""
+        deadline = time.monotonic() + HELLO_S
+        while True:
+            with self.lock:
+                self.check_open()
+                lane = self._open(worker, process, device)
+            try:
+                self._greet([lane])
+                return lane
+            except BaseException as error:
+                with self.lock:
+                    self._lose(lane.index, f"did not serve: {error}")
+                self._watch.forget(lane.index)
+                if not greet_again(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(GREETING_S)
 
     # -- sending
 
@@ -253,7 +356,7 @@ class Session:
         while True:
             with self.lock:
                 if not self._gated:  # before looking: a worker that is done by now may tell no more
-                    self.progress[len(self.lanes) + lane.index] = lane.room_at(ROOM)
+                    self.progress[MOST_LANES + lane.index] = lane.room_at(ROOM)
                 if lane.lost is not None or lane.in_window(ROOM):
                     self._give_credit(lane)
                     break
@@ -480,7 +583,7 @@ class Session:
 
     def _raise_unread(self) -> None:
         errors = self._take_unread()
-        lost = [lane.lost for lane in self.lanes if lane.lost is not None]
+        lost = [lane.lost for lane in self.lanes if lane.lost is not None and not replaced(lane)]
         if not errors and lost:
             raise failures.again(lost[0])
         if errors:
@@ -594,7 +697,7 @@ class Session:
     def _give_credit(self, lane: Lane) -> None:
         if lane.lost is not None or lane.in_window(ROOM):
             if not self._gated:
-                self.progress[len(self.lanes) + lane.index] = 0
+                self.progress[MOST_LANES + lane.index] = 0
             if lane.credit is not None:
                 lane.credit.happened(True)
                 lane.credit = None
@@ -626,7 +729,8 @@ class Session:
         outlet.close()
 
     def _fate(self, lane: int) -> str:
-        return self._processes[lane].fate() if lane < len(self._processes) else "has ended"
+        process = self.lanes[lane].process
+        return "has ended" if process is None else process.fate()
 
     def _found_lost(self, index: int) -> Exception | None:
         """The error of a worker that has ended, though the watch may not have told yet; None if it lives."""
@@ -643,9 +747,10 @@ class Session:
         lane = self.lanes[index]
         if lane.lost is not None or self.closed:
             return
-        if index < len(self._processes):
-            reason += self._processes[index].last_words()
-        error = failures.worker_lost(str(lane.device), reason, lane.site(lane.through() + 1))
+        found = unfinished(lane)
+        words = "" if lane.process is None else lane.process.last_words()
+        site = None if found is None else found.site
+        error = failures.worker_lost(str(lane.device), reason, told(found), site, words)
         lane.lose(error)
         self._give_credit(lane)
         self._welcome(index, error)
@@ -664,6 +769,8 @@ class Session:
             if reader == index:
                 del self._uploads[number]
                 self._arena.free(block)
+        if self.lives is not None:
+            self.lives.lost(lane, reason + told(found))
 
     # -- the background thread
 
@@ -747,6 +854,8 @@ class Session:
             return
         unread: list[Exception] = []
         interrupt = self._finish_saves()
+        if self.lives is not None:
+            self.lives.close()
         if getattr(self, "devices", None) is not None:
             with contextlib.suppress(Exception):
                 self.synchronize(timeout=workers.STOP_S, raising=False)

@@ -96,7 +96,7 @@ class Walk:
             self.key += (kind, value)
             self._meet(value)
         elif kind is Device:
-            self.key.append(value)
+            self.key += (value, value.lane)  # after a restart it has another
         elif isinstance(value, tuple):
             self._inside_of(value, slots)
         else:

@@ -169,6 +169,10 @@ class Process:
                 return "; its last lines:\n  " + "\n  ".join(written)
         return ""
 
+    def kill(self) -> None:
+        """End it at once; who waits in `ready` sees it end."""
+        self._process.kill()
+
     def let_go(self) -> None:
         """The worker ends by itself, if it has not; its endpoints' folder stays, as its owner lives."""
         if self._owner_fd is not None:
@@ -184,6 +188,12 @@ class Process:
         if self._owner_fd is not None:
             os.close(self._owner_fd)
             self._owner_fd = None
+
+    def remove_traces(self) -> None:
+        """What an ended worker leaves in the folder, where others go on living: its log and its endpoints."""
+        for left in (self.log, self.log.with_suffix(""), self.log.with_suffix(".d")):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
     def stop(self, deadline: float) -> None:
         """Wait for the end of a worker that was told to stop; end it if it does not."""

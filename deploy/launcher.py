@@ -2,8 +2,8 @@
 
 One thread that waits in one place: for questions, for the end of a process, for a worker to be ready, for the word
 to stop. It never waits for one worker while others need it. How often a worker is started again is decided in
-`restarts.py`; how a process is started and ended, in `coordinator/workers.py`. Knows nothing of sessions: programs
-speak to the workers themselves.
+`coordinator/restarts.py`; how a process is started and ended, in `coordinator/workers.py`. Knows nothing of
+sessions: programs speak to the workers themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..coordinator import workers
+from ..coordinator.restarts import Restarts
 from ..protocol import supervision
 from ..protocol.codec import encode
 from ..protocol.errors import InterlockError, ProtocolError
@@ -25,7 +26,6 @@ from ..protocol.identity import Identity, alive, own_identity, parse_identity
 from ..protocol.messages import Stop
 from ..protocol.sockets import Answers, Outlet, ipc, private_folder, remove_folder
 from .registry import announce
-from .restarts import Restarts
 
 IDLE_S: Final = 60.0  # how long to wait when nothing is expected
 
@@ -207,9 +207,7 @@ class Launcher:
         """The worker has ended: start another one, or leave it at that."""
         if slot.process is not None:
             slot.process.stop(0.0)
-            for left in (slot.process.log, slot.process.log.with_suffix("")):
-                with contextlib.suppress(OSError):
-                    left.unlink()
+            slot.process.remove_traces()
         if slot.pidfd >= 0:
             os.close(slot.pidfd)
         slot.process, slot.adopted, slot.pidfd, slot.reason = None, None, -1, reason

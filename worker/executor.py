@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..protocol.accesses import accesses, issue_number, outputs, spoiled
-from ..protocol.errors import Cancelled, OutOfDeviceMemory
+from ..protocol.errors import Cancelled, DeviceLost, OutOfDeviceMemory
 from ..protocol.identity import Identity
 from ..protocol.messages import (
     ARRAYS,
@@ -454,6 +454,8 @@ class Executor:
 
     def _trouble(self, n: int, instruction: Instruction, error: Exception) -> None:
         """The instruction did not run: what it would have made or changed holds the reason instead."""
+        if isinstance(error, DeviceLost):
+            raise error  # nothing will run any more
         failure = self._failure(n, instruction, error)
         code = instruction[0]
         if code == Control.SEND:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from interlock.coordinator.restarts import ENDS, PROVEN_S, Restarts
 from interlock.deploy.cli import parse_bytes, show_bytes
-from interlock.deploy.restarts import ENDS, PROVEN_S, Restarts
 from interlock.protocol.identity import own_identity
 
 from .programs import (

@@ -213,7 +213,7 @@ def test_arrays_of_a_killed_worker_are_lost_and_the_others_are_not(session: il.S
     assert float(borrowed.sum()) == 100_000.0
     kill(session.pids["cpu:1"])
     begun = time.monotonic()
-    with pytest.raises(il.WorkerLost, match="of cpu:1 was ended by SIGKILL; the arrays that it held are lost"):
+    with pytest.raises(il.WorkerLost, match=r"of cpu:1 was ended by SIGKILL.*; the arrays that it held are lost"):
         lost.numpy()
     assert time.monotonic() - begun < SOON_S
     assert values(kept + 1) == [1, 2, 3]

@@ -66,7 +66,7 @@ def test_a_site_is_resolved_to_its_line() -> None:
 
 
 def test_raising_again_keeps_the_story_and_drops_the_traceback() -> None:
-    error = worker_lost("cpu:2", "was ended by SIGKILL", here())  # type: ignore[arg-type]
+    error = worker_lost("cpu:2", "was ended by SIGKILL", "", here())  # type: ignore[arg-type]
     try:
         raise error
     except WorkerLost as raised:

@@ -1,4 +1,4 @@
-"""How often a worker that keeps ending is started again.
+"""How often a worker that keeps ending is started again, by a launcher or by a session.
 
 Pure: knows no processes and no clock; it is told how long each life lasted.
 """
