@@ -15,6 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -237,6 +238,11 @@ class Session:
     def pids(self) -> dict[str, int]:
         """The process id of each device's worker."""
         return {str(device): device.lane.worker.identity.pid for device in self.devices}
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """Where the workers that this session started write what they print, by device; it goes with the session."""
+        return {process.device: process.log for process in self._processes}
 
     def device(self, device: Device | str) -> Device:
         """The session's device of that name.

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from ..protocol.descriptors import LET_GO, pipe
 from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity
+from ..protocol.logs import tail
 from .interrupts import uninterrupted
 
 START_S: Final = 60.0  # the longest that a worker may take to be ready
@@ -93,11 +94,11 @@ class Process:
         command = [
             sys.executable, "-P", *PROGRAM, "--device", device, "--name", name, "--folder", str(folder),
             "--memory", str(memory), "--owner", str(os.getpid()), str(owned),
-            "--ready-fd", str(tell_ready), "--options", json.dumps(options),
+            "--ready-fd", str(tell_ready), "--options", json.dumps(options), "--log", str(self.log),
         ]  # fmt: skip
         environment = {**os.environ, **blas_environment(cores() // max(cpu_workers, 1))}
         try:
-            with open(self.log, "wb") as log:
+            with open(self.log, "ab") as log:  # for appending: it is cut while the worker writes
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -163,11 +164,8 @@ class Process:
 
     def last_words(self, lines: int = 12) -> str:
         """The last lines that it wrote, to be put behind a message."""
-        with contextlib.suppress(OSError):
-            written = self.log.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()[-lines:]
-            if written:
-                return "; its last lines:\n  " + "\n  ".join(written)
-        return ""
+        written = tail(self.log, lines)
+        return "; its last lines:\n  " + "\n  ".join(written) if written else ""
 
     def kill(self) -> None:
         """End it at once; who waits in `ready` sees it end."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from ..protocol.descriptors import pipe
 from ..protocol.errors import InterlockError
+from ..protocol.logs import tail
 from ..protocol.sockets import runtime_folder
 
 ADDRESS: Final = "address "  # the last line of a start begins with this
@@ -81,5 +82,5 @@ def _new_log() -> Path:
 
 
 def _last_lines(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()[-20:]
+    lines = tail(log, 20, 16384)
     return ":\n  " + "\n  ".join(lines) if lines else ""

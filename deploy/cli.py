@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import re
@@ -246,13 +247,20 @@ def _up(chosen: argparse.Namespace) -> int:
         return _up_detached(chosen, devices)
     if chosen.log_file is not None:
         raise Mistaken("--log-file goes with --detach; in the foreground, redirect the output")
+    from ..protocol.logs import shorten
     from .background import ADDRESS, adopt_log
     from .launcher import Launcher
 
     told = None if chosen.told_fd is None else os.fdopen(chosen.told_fd, "w", encoding="utf-8")
 
     def say(text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # a log on a full disk is no reason to end
+                raise
+        if chosen.own_log is not None:
+            shorten(launcher.folder / "launcher.log")
         if told is not None and not told.closed:
             print(text, file=told, flush=True)
 

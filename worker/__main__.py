@@ -24,12 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--memory", required=True, type=int)
     parser.add_argument("--owner", required=True, type=int, nargs=2, metavar=("PID", "FD"))
     parser.add_argument("--ready-fd", required=True, type=int)
+    parser.add_argument("--log", type=Path, help="what it prints goes there already; it is kept short")
     parser.add_argument("--options", default="{}", type=json.loads)
     chosen = parser.parse_args(arguments)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; the worker ends with its owner
     owner, pipe = chosen.owner
-    guard = Guard(pipe, owner, chosen.folder)  # before anything that may hang, such as a driver
+    guard = Guard(pipe, owner, chosen.folder, chosen.log)  # before anything that may hang, such as a driver
     sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
     warnings.simplefilter("ignore")
 

@@ -23,6 +23,7 @@ from typing import Final
 
 from ..protocol.descriptors import LET_GO
 from ..protocol.identity import own_identity, start_time
+from ..protocol.logs import keep_short
 
 F_SETSIG: Final = 10  # Linux: which signal O_ASYNC sends; the module fcntl does not name it
 SEGMENTS: Final = Path("/dev/shm")
@@ -39,13 +40,14 @@ def kill_when_closed(pipe: int, pid: int) -> None:
 class Guard:
     """The second process of a worker."""
 
-    def __init__(self, pipe: int, owner: int, folder: Path) -> None:
+    def __init__(self, pipe: int, owner: int, folder: Path, log: Path | None = None) -> None:
         """Fork it. The caller has one thread only.
 
         Args:
             pipe: the reading end of a pipe whose other end the owner holds, and writes nothing to but LET_GO.
             owner: its process id.
             folder: of the endpoints, the owner's; goes with it.
+            log: the file that the worker prints into, to be kept short; None if it is not ours to shorten.
         """
         me = os.getpid()
         named = [f"interlock-{own_identity().pid_namespace}-{pid}-{start_time(pid) or 0}-" for pid in (me, owner)]
@@ -56,7 +58,7 @@ class Guard:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _guard(me, ended, owners, folder, named)
+                _guard(me, ended, owners, folder, named, log)
             finally:
                 os._exit(0)
         for fd in (ended, *owners[1:]):
@@ -71,7 +73,7 @@ class Guard:
             os.waitpid(self._pid, 0)
 
 
-def _guard(worker: int, ended: int, owners: list[int], folder: Path, named: list[str]) -> None:
+def _guard(worker: int, ended: int, owners: list[int], folder: Path, named: list[str], log: Path | None) -> None:
     """In the second process: wait for the end of the worker or of its owner.
 
     Args:
@@ -80,6 +82,7 @@ def _guard(worker: int, ended: int, owners: list[int], folder: Path, named: list
         owners: the pipe that closes with its owner, and a descriptor of the owner's process, if it could be had.
         folder: the owner's.
         named: what the names of segments begin with, of the worker and of the owner.
+        log: of the worker, to be kept short; None if it is not ours.
     """
     os.setsid()  # what is sent to the worker's group is not for its guard
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -87,7 +90,10 @@ def _guard(worker: int, ended: int, owners: list[int], folder: Path, named: list
     _keep_only([ended, *owners])
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write("interlock-guard")
-    _readable([ended, *owners])
+    if log is None:
+        _readable([ended, *owners])
+    else:
+        keep_short(log, [ended, *owners])  # nothing that the worker does can hold this up
     if not _readable(owners, 0):  # the worker was killed: what it made goes now, and its endpoints with its owner's
         _remove_segments(named[:1])
         _readable(owners)

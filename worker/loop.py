@@ -295,7 +295,7 @@ class Worker:
         except DeviceLost:
             raise
         except Exception as error:
-            traceback.print_exc()  # into the log; the message may be nobody's
+            _log_error()  # the message may be nobody's
             if name in self._sessions:
                 self._broken[name] = f"{type(error).__name__}: {error}"
 
@@ -318,7 +318,7 @@ class Worker:
                 self._open(sender, hello, events)
                 return
             except Exception as error:
-                traceback.print_exc()
+                _log_error()
                 reason = str(error)
         events.send(encode(m.Refused(hello.lane, reason)))
         events.close()
@@ -465,3 +465,8 @@ class Worker:
         outlet = Outlet(self.inbox.inproc)
         outlet.send(encode(m.Lost(session, "its process has ended")))
         outlet.close()
+
+
+def _log_error() -> None:
+    with contextlib.suppress(OSError):  # the disk may be full
+        traceback.print_exc()

@@ -9,12 +9,17 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import interlock as il
+from interlock.protocol import logs
+
+from .programs import becomes, run_python
+from .test_worker_life import customize
 
 MIB = 1 << 20
 HANG_S = 60.0  # generous: a deadline for a hang, not a measurement
@@ -175,3 +180,68 @@ def _error(x: il.Array) -> Exception | None:
 
 def _holds(x: il.Array) -> bool:
     return _error(x) is None
+
+
+# FL-63: google/turbinia#945; zephyrproject-rtos/zephyr#17287 --------------------------------------------------------
+
+PRINTS = """
+    import os
+    import interlock.worker.kernels as kernels
+    quiet = kernels.kernel
+    def kernel(operation, xp):
+        run = quiet(operation, xp)
+        def shouting(*operands):
+            for _ in range(int(os.environ["TIMES"])):
+                print(("o" * 99 + "\\n") * 10_000)
+                os.write(2, (b"e" * 99 + b"\\n") * 10_000)  # as foreign code does, past Python
+            print("the last words of", os.environ["DEVICE"], flush=True)
+            return run(*operands)
+        return shouting if operation.name == "negative" else run
+    kernels.kernel = kernel
+    os.environ["DEVICE"] = sys.orig_argv[sys.orig_argv.index("--device") + 1]
+    print("s" * 1_000_000, flush=True)
+    print("s" * 1_000_000, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu:0", "sim:0"])
+def test_fl63_a_worker_that_prints_does_not_stall_and_its_last_words_are_told(
+    runtime: Path, tmp_path: Path, device: str
+) -> None:
+    """A worker blocked in `print` because nobody read its output pipe."""
+    script = f"""
+import os, signal
+import interlock as il
+with il.connect({device!r}) as session:
+    print((-il.ones(3)).tolist())
+    log = session.logs[{device!r}].read_text()
+    print(log.count("s" * 1_000_000), log.count("o" * 99), log.count("e" * 99))
+    os.kill(session.pids[{device!r}], signal.SIGKILL)
+    try:
+        il.ones(3).numpy()
+    except il.WorkerLost as error:
+        print("the last words of {device}" in str(error), "oooo" in str(error) or "eeee" in str(error))
+        print(len(str(error)) < 8000)
+"""
+    done = run_python(script, env={**customize(tmp_path, PRINTS), "TIMES": "1"})
+    assert done.out.splitlines() == ["[-1.0, -1.0, -1.0]", "2 10000 10000", "True True", "True"], done.err
+
+
+def test_fl63_what_a_worker_prints_is_bounded_and_the_end_of_it_is_kept(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**customize(tmp_path, PRINTS), "TIMES": "20"}.items():
+        monkeypatch.setenv(name, value)
+    with il.connect("cpu:0") as session:
+        log = session.logs["cpu:0"]
+        for _ in range(3):  # 40 MB each
+            assert read(-il.ones(3)).tolist() == [-1, -1, -1]
+        becomes(lambda: log.stat().st_size <= logs.LONGEST)
+        text = log.read_text()
+        assert "bytes were left out here]" in text.splitlines()[0]
+        assert text.endswith("the last words of cpu:0\n")
+        assert "\0" not in text
+        assert len(text) >= logs.KEPT // 2
+        os.kill(session.pids["cpu:0"], signal.SIGKILL)
+        with pytest.raises(il.WorkerLost, match="the last words of cpu:0"):
+            read(il.ones(3))
