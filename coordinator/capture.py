@@ -34,6 +34,7 @@ from .reach import Reach
 from .recording import CaptureError, Recording, Tape, buffer_of, number_refs
 from .session import Session
 from .structure import Walk, described, fields_of, with_numbers
+from .trail import differentiating
 
 _Maker: TypeAlias = Callable[[int, Walk, dict[int, Handle]], Any]
 KEPT: Final = 64  # recordings of one function; the oldest goes for the next one
@@ -66,8 +67,8 @@ class Captured:
         _captured.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() in _recording:
-            return self._function(*args, **kwargs)  # part of what is being recorded
+        if threading.get_ident() in _recording or differentiating():
+            return self._function(*args, **kwargs)  # part of what is being recorded, or needed one by one
         walk, session = self._look(args, kwargs)
         entry, numbers = self._find(walk)
         if entry is None:

@@ -138,6 +138,8 @@ class Lane:
         buffers = [dropped.popleft() for _ in range(len(dropped))]
         if self.session.tape is not None:
             buffers = self.session.tape.dropped(buffers)
+        for trail in self.session.trails:
+            buffers = trail.keep(buffers)
         if self.owners and not self.owners.keys().isdisjoint(buffers):
             for buffer in buffers:
                 self.owners.pop(buffer, None)
@@ -220,6 +222,8 @@ class Lane:
         recorder = self.session.recorder
         if recorder is not None:
             recorder.note(self)
+        for trail in self.session.trails:
+            trail.sent(self)
         self._sent_ns = time.monotonic_ns()
         first = self.first
         self.log.append((first, self.sites, batch))

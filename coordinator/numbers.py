@@ -37,9 +37,7 @@ class Number:
         """What it is in a run with these arguments."""
         if self._function is None:
             return arguments[self.place]
-        return self._function(
-            *[each.evaluate(arguments) if type(each) is Number else each for each in self._operands]
-        )
+        return self._function(*[each.evaluate(arguments) if type(each) is Number else each for each in self._operands])
 
     def expression(self) -> tuple[Any, ...]:
         """How it is computed, to compare."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .checkpoints import Save
     from .recorder import Recorder
     from .recording import Tape
+    from .trail import Trail
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 HELLO_S: Final = 20.0
@@ -121,6 +122,7 @@ class Session:
         self.recorder: Recorder | None = None
         self.tape: Tape | None = None  # while something is recorded
         self.taping_turn = threading.Lock()  # one at a time
+        self.trails: tuple[Trail, ...] = ()  # of functions that are being differentiated
         self.recordings = itertools.count(1)  # their numbers
         self.saves: list[Save] = []  # under way, or failed and nobody has seen it
         self._gated = gate == "coordinator"
