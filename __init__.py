@@ -17,7 +17,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ERRORS = ("InterlockError", "WorkerLost", "OutOfDeviceMemory", "Cancelled", "ProtocolError", "DeviceLost")
+_ERRORS = (
+    "InterlockError", "WorkerLost", "OutOfDeviceMemory", "Cancelled", "ProtocolError", "DeviceLost", "Unreachable",
+)  # fmt: skip
 _CLIENT = ("connect", "default_devices", "default_session", "synchronize")
 _NUMPY = (
     "pi", "e", "inf", "nan", "newaxis", "bool",

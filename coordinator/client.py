@@ -11,9 +11,9 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ..protocol.errors import InterlockError
+from ..protocol.errors import InterlockError, Unreachable
 from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
 from ..protocol.supervision import ROSTER, parse_roster
@@ -23,6 +23,10 @@ from .lane import Device, Lane
 from .lives import Launched, Started
 from .session import Session, check_settings, close_all
 
+if TYPE_CHECKING:
+    from ..protocol.keys import Pair
+
+ASK_S: Final = 5.0  # how long a launcher may take to answer
 _default: Session | None = None
 _lock = threading.RLock()
 
@@ -38,6 +42,7 @@ def connect(
     memory: int | None = None,
     options: dict[str, Any] | None = None,
     restart: bool = False,
+    keys: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Start a session, which becomes the default one.
 
@@ -48,11 +53,13 @@ def connect(
         gate: where instructions wait for what they need: "worker" (fast) or "coordinator" (the reference).
         window: instructions that may be on the way to one worker.
         memory: bytes that the session may use on each worker; None for an equal part of half the machine's.
+        keys: for an address over tcp, the file with this program's keys; None for INTERLOCK_KEYS, else the user's own.
         options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
         restart: give a device another worker by itself when one is lost, as `session.restart` does when it is asked to.
 
     Raises:
         ValueError: not a device's name, or not one of the launcher's.
+        Unreachable: over tcp, nobody listens at the address, or it has another key, or does not accept this one.
         InterlockError: nobody listens at the address, or a worker did not start.
     """
     global _default
@@ -65,13 +72,15 @@ def connect(
         said = ""
     check_settings(gate, window, memory)
     if address is not None:
+        pair = _client_pair(keys) if address.startswith("tcp://") else None
         session = Session(
-            _adopt(address, devices, said),
+            _adopt(address, devices, said, pair),
             gate=gate,
             window=window,
             memory=memory,
-            source=Launched(address),
+            source=Launched(address, pair),
             restart=restart,
+            pair=pair,
         )
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
@@ -129,9 +138,23 @@ def _start(
         raise
 
 
-def _adopt(address: str, devices: Sequence[str] | None, said: str) -> list[workers.Adopted]:
+def _client_pair(path: str | os.PathLike[str] | None) -> Pair:
+    """This program's keys; the user's own are made at their first use."""
+    from ..protocol import keys, tcp
+
+    named = path or os.environ.get(keys.VARIABLE)
+    found = keys.load(Path(named)) if named else keys.load_or_make(keys.default_path(), tcp.new_pair)
+    pair = found.client or found.server
+    if pair is None:
+        raise keys.KeysError(f"{found.path} holds no key of a program: `interlock keys --new-client NAME` makes one")
+    return pair
+
+
+def _adopt(
+    address: str, devices: Sequence[str] | None, said: str, pair: Pair | None = None
+) -> list[workers.Adopted]:
     """The workers behind a launcher's address."""
-    answer = ask(address, ROSTER, timeout_s=5.0)
+    answer = ask(address, ROSTER, ASK_S, pair)
     if answer is None:
         raise InterlockError(
             f"nobody listens at {address}{said}: start workers with `interlock up` and use the address that it prints, "
@@ -141,7 +164,7 @@ def _adopt(address: str, devices: Sequence[str] | None, said: str) -> list[worke
     if devices is None:
         if not found:
             raise InterlockError(f"the launcher at {address} has no workers: see `interlock status`")
-        return found
+        return _reachable(found)
     chosen = []
     for name in workers.check_devices(devices):
         worker = next((w for w in found if w.device == name), None)
@@ -149,7 +172,23 @@ def _adopt(address: str, devices: Sequence[str] | None, said: str) -> list[worke
             there = ", ".join(w.device for w in found) or "none at all"
             raise ValueError(f"the launcher at {address} has no worker for {name}: it has {there}")
         chosen.append(worker)
-    return chosen
+    return _reachable(chosen)
+
+
+def _reachable(found: list[workers.Adopted]) -> list[workers.Adopted]:
+    """The same workers; those that are reached over tcp answer a knock.
+
+    Raises:
+        Unreachable: one does not.
+    """
+    for worker in found:
+        if worker.is_tcp:
+            from ..protocol.tcp import why_unreachable
+
+            endpoint = worker.endpoint.partition("?")[0]
+            if (why := why_unreachable(endpoint)) is not None:
+                raise Unreachable(f"the worker of {worker.device} at {endpoint} {why.words}")
+    return found
 
 
 def default_session() -> Session:

@@ -105,7 +105,8 @@ class Lane:
         self._bytes_sent = 0
         self._bytes_done = 0
         self._pack = packer()
-        self._outlet = Outlet(worker.endpoint, name=name)
+        self.shares = True  # the worker maps this process's memory, and this process the worker's
+        self._outlet = Outlet(worker.endpoint, name=name, link=session.network.link(worker.endpoint, index))
 
     # -- issuing
 

@@ -22,6 +22,7 @@ from . import workers
 from .restarts import Restarts
 
 if TYPE_CHECKING:
+    from ..protocol.keys import Pair
     from .lane import Device, Lane
     from .session import Session
 
@@ -89,14 +90,15 @@ class Started:
 class Launched:
     """Workers of a launcher, which starts another one by itself."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, pair: Pair | None = None) -> None:
         self._address = address
+        self._pair = pair
         self._closed = threading.Event()
 
     def another(self, lane: Lane) -> tuple[workers.Adopted, workers.Process | None]:
         device, deadline = lane.worker.device, time.monotonic() + RESTART_S
         while not self._closed.is_set():
-            answer = ask(self._address, ROSTER, timeout_s=ASK_S)
+            answer = ask(self._address, ROSTER, ASK_S, self._pair)
             if answer is None:
                 raise InterlockError(f"the launcher at {self._address} does not answer: it has no other worker to give")
             for name, endpoint, identity in parse_roster(answer):

@@ -33,7 +33,9 @@ from ..protocol.errors import (
     WorkerLost,
 )
 from ..protocol.identity import Identity, ends_within, own_identity, same_host
+from ..protocol.limits import CARRIED, too_large
 from ..protocol.messages import Control, Instruction, Ref
+from ..protocol.network import Network
 from ..protocol.operations import table_hash
 from ..protocol.page import ROWS
 from ..protocol.sockets import Events, Outlet, ipc, private_folder, remove_folder
@@ -51,6 +53,7 @@ from .tracker import Gate, Hazards
 from .unfinished import told, unfinished
 
 if TYPE_CHECKING:
+    from ..protocol.keys import Pair
     from .checkpoints import Save
     from .recorder import Recorder
     from .recording import Tape
@@ -97,11 +100,13 @@ class Session:
         memory: int | None = None,
         source: Source | None = None,
         restart: bool = False,
+        pair: Pair | None = None,
     ) -> None:
         """Greet the workers.
 
         `processes` are those that this session started, and stops; `folder` its own folder; `source` is where other
-        workers come from when some are lost, `restart` whether they come by themselves.
+        workers come from when some are lost, `restart` whether they come by themselves; `pair` are the program's keys,
+        for workers that are reached over tcp.
         """
         check_settings(gate, window, memory)
         self.id = os.urandom(16)
@@ -151,9 +156,14 @@ class Session:
         self.progress = memoryview(page)
         if gate == "coordinator":
             page[MOST_LANES : 2 * MOST_LANES] = 1  # of every instruction's end it is to be told
+        self._far_endpoints: dict[str, str] = {}  # of the same events, over tcp; by the address they are listened at
+        self._far_keys: set[bytes] = set()  # public ones of the workers that may come in there
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
+        for worker in adopted:
+            self._listening_for(worker.endpoint)  # now, while nobody receives there
         self.receiver = Receiver(self._events, self._handle, self._tick, self._busy)
         self._watch = Watch(self._tell_lost)
+        self.network = Network(pair, self._tell_lost)
         try:
             for i, worker in enumerate(adopted):
                 self._open(worker, self._processes[i] if i < len(self._processes) else None)
@@ -187,6 +197,21 @@ class Session:
         with self.lock:
             self._introduce(lanes)
 
+    def _listening_for(self, endpoint: str) -> str:
+        """Where a worker at this endpoint finds the session's events; over tcp only this session's workers come in."""
+        if not endpoint.startswith("tcp://"):
+            return self._events.endpoint
+        from ..protocol import keys, tcp
+
+        _, public = keys.split(endpoint)
+        assert public is not None  # its lane is connected
+        self._far_keys.add(public)
+        host = tcp.local_address(endpoint)
+        if host not in self._far_endpoints:
+            wanted = tcp.Listening(f"tcp://{host}:0", tcp.new_pair(), self._far_keys.__contains__)
+            self._far_endpoints[host] = self._events.listen(wanted)
+        return self._far_endpoints[host]
+
     def _say_hello(self, lane: Lane) -> None:
         with self.lock:
             progress = self._page.ticket(self._progress_block)
@@ -198,7 +223,7 @@ class Session:
                 self.id,
                 tuple(self._identity),
                 lane.index,
-                self._events.endpoint,
+                self._listening_for(lane.worker.endpoint),
                 options,
             )
             lane.send(hello)
@@ -207,14 +232,17 @@ class Session:
         pending = self._welcomes[lane.index]
         try:
             if not self.receiver.wait(pending, HELLO_S):
+                where = self._listening_for(lane.worker.endpoint)
+                back = f"; can it reach this program at {where.partition('?')[0]}?" if lane.worker.is_tcp else ""
                 raise InterlockError(
-                    f"the worker of {lane.device} at {lane.worker.endpoint} did not answer in {HELLO_S:.0f} s"
+                    f"the worker of {lane.device} at {lane.worker.endpoint} did not answer in {HELLO_S:.0f} s{back}"
                 )
         finally:
             self._welcomes.pop(lane.index, None)
         if isinstance(pending.fact, Exception):
             raise pending.fact
         lane.welcome = pending.fact
+        lane.shares = bool(pending.fact.device.get("shares", True))
 
     def _introduce(self, new: list[Lane]) -> None:
         """Tell the workers of new lanes of all others, and those of these. The caller holds the lock."""
@@ -430,7 +458,9 @@ class Session:
         self.refuse_in_tape("a NumPy array is sent to a device")
         buffer = self.next_id()
         place: Any
-        if spec.nbytes < INLINE:
+        if spec.nbytes < INLINE or not lane.shares:
+            if spec.nbytes > CARRIED:
+                raise ValueError(too_large(spec.nbytes, f"be sent to {lane.device}"))
             place = _in_memory_order(data, spec).tobytes()
         else:
             block = self._allocate(spec, site)
@@ -445,9 +475,13 @@ class Session:
                 raise failures.again(lane.lost)
             if type(place) is tuple:
                 self._uploads[place[1]] = lane.index, block, buffer
+            if type(place) is bytes and len(place) >= INLINE:
+                lane.flush()  # two of them together could be more than a message carries
             lane.define(spec)
             lane.append((Control.UPLOAD, buffer, spec.id, place), site, spec.nbytes)
-            if type(place) is bytes and len(place) > 1024:
+            if type(place) is bytes and len(place) >= INLINE:
+                lane.flush()
+            elif type(place) is bytes and len(place) > 1024:
                 lane.heavy += len(place)  # let it leave soon: the message grows
                 lane.limit = 0
         if len(lane.batch) >= lane.limit:
@@ -683,6 +717,11 @@ class Session:
                     self.recorder.traced(message)
             case m.Lost():
                 self._lose(message.key, message.reason)
+            case m.Unreachable():
+                other = self.lanes[message.peer]
+                if other.lost is None:  # whose end the connection was; else there is no way from one to the other
+                    teller = self.lanes[message.lane].device
+                    self._lose(other.index, f"cannot be reached from {teller}: {message.reason}")
             case m.Welcome():
                 self._welcome(message.lane, message)
             case m.Refused():
@@ -730,10 +769,10 @@ class Session:
         else:
             self._failures.inherited((message.lane, message.n), site)
 
-    def _tell_lost(self, lane: Any) -> None:
-        """On the watch's thread: tell by the one road that everyone listens on."""
+    def _tell_lost(self, lane: Any, words: str = "") -> None:
+        """On the thread of a watch or of a connection: tell by the one road that everyone listens on."""
         outlet = Outlet(self._events.inproc, events=True)
-        outlet.send(encode(m.Lost(lane, self._fate(lane))))
+        outlet.send(encode(m.Lost(lane, words or self._fate(lane))))
         outlet.close()
 
     def _fate(self, lane: int) -> str:
@@ -744,7 +783,7 @@ class Session:
         """The error of a worker that has ended, though the watch may not have told yet; None if it lives."""
         lane = self.lanes[index]
         if lane.lost is None:
-            if not ends_within(lane.worker.identity, DYING_S):
+            if not same_host(lane.worker.identity, self._identity) or not ends_within(lane.worker.identity, DYING_S):
                 return None
             fate = self._fate(index)
             with self.lock:
@@ -888,6 +927,7 @@ class Session:
         workers.stop(self._processes)
         self.receiver.close()
         self._watch.close()
+        self.network.close()
         self._events.close()
         self.progress.release()
         self._mappings.close()

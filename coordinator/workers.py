@@ -41,6 +41,17 @@ class Adopted(NamedTuple):
     endpoint: str
     identity: Identity
 
+    @property
+    def is_tcp(self) -> bool:
+        return self.endpoint.startswith("tcp://")
+
+
+class Tcp(NamedTuple):
+    """Over tcp, besides: where a worker is to listen, and the file of keys."""
+
+    listen: str  # tcp://host:port
+    keys: Path
+
 
 def check_devices(names: Sequence[str]) -> list[str]:
     """The names of devices, such as "cpu:0", checked; "cpu" is "cpu:0".
@@ -85,7 +96,14 @@ class Process:
     """One worker process that this process started."""
 
     def __init__(
-        self, device: str, name: str, folder: Path, memory: int, cpu_workers: int, options: dict[str, Any]
+        self,
+        device: str,
+        name: str,
+        folder: Path,
+        memory: int,
+        cpu_workers: int,
+        options: dict[str, Any],
+        tcp: Tcp | None = None,
     ) -> None:
         self.device = device
         self.log = folder / f"{name}.log"
@@ -96,6 +114,8 @@ class Process:
             "--memory", str(memory), "--owner", str(os.getpid()), str(owned),
             "--ready-fd", str(tell_ready), "--options", json.dumps(options), "--log", str(self.log),
         ]  # fmt: skip
+        if tcp is not None:
+            command += ["--listen", tcp.listen, "--keys", str(tcp.keys)]
         environment = {**os.environ, **blas_environment(cores() // max(cpu_workers, 1))}
         try:
             with open(self.log, "ab") as log:  # for appending: it is cut while the worker writes

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import sys
 import time
@@ -22,8 +23,8 @@ from typing import Any, Final
 from .. import __version__
 from ..protocol import supervision
 from ..protocol.descriptors import pipe
-from ..protocol.errors import InterlockError
-from ..protocol.identity import Identity, alive
+from ..protocol.errors import InterlockError, Unreachable
+from ..protocol.identity import Identity, alive, own_identity, same_host
 
 OK: Final = 0
 FAILED: Final = 1
@@ -51,6 +52,7 @@ _EXAMPLES: Final = """examples:
   interlock status                        what runs
   interlock down                          end it
   interlock info                          what this machine has
+  interlock keys                          who may use workers over tcp
 
 a program uses the workers by their address:
   INTERLOCK_ADDRESS=ipc:///... python program.py
@@ -67,6 +69,7 @@ _UP_EXAMPLES: Final = """examples:
   interlock up --devices cpu:0,sim:0 --memory 8GiB
   interlock up --devices cpu:0 --detach --address-file /tmp/address
   interlock up --devices none                 only workers that join: see `interlock worker`
+  interlock up --devices cpu:0 --listen tcp://10.0.0.5    for other machines too: see `interlock keys`
 
 """
 
@@ -91,6 +94,24 @@ _WORKER_EXAMPLES: Final = """examples:
   interlock up --devices none --detach
   interlock worker --device cpu:0 --memory 16GiB
   interlock worker --device cpu:1 --address ipc:///... --folder /run/user/1000/interlock-cpu1
+  interlock worker --device cpu:2 --address tcp://... --listen tcp://10.0.0.6 --keys keys.json
+
+"""
+
+_KEYS: Final = """Shows the keys with which workers are reached over tcp, and changes who is let in. The file is
+made at its first use and is for its owner alone; secrets are never shown. A list that is changed
+counts for whoever comes from then on."""
+
+_KEYS_EXAMPLES: Final = """examples:
+  interlock keys                              the file, its public keys, and who is let in
+  interlock keys --new-client laptop          writes laptop.keys.json, to be carried there (by scp, say), and lets it in
+  interlock keys --accept 5f1c... --name laptop   lets in a program that has keys already
+  interlock keys --revoke laptop              lets it in no more
+
+on the other machine:
+  INTERLOCK_KEYS=laptop.keys.json INTERLOCK_ADDRESS='tcp://...?key=...' python program.py
+
+a worker on another machine has the launcher's own keys: copy the file to it.
 
 """
 
@@ -124,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except Mistaken as error:
         return _say_error(error, USAGE)
-    except Nobody as error:
+    except (Nobody, Unreachable) as error:
         return _say_error(error, NOBODY)
     except (InterlockError, OSError, ValueError) as error:
         return _say_error(error, FAILED)
@@ -162,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     up = add("up", _up, "start workers and keep them running", _UP_EXAMPLES, _UP)
     up.add_argument("--devices", metavar="D,D", help=f"such as cpu:0,cpu:1,sim:0; default: cpu:0{_GPUS}")
     _add_worker_options(up, "for each worker, such as 2GiB; default: together half of the machine's memory")
+    _add_listen(up, "let programs with a listed key in over tcp; without a host only those of this machine")
     up.add_argument("--detach", action="store_true", help="go to the background once the workers serve")
     up.add_argument("--address-file", type=Path, metavar="F", help="write the address there; removed at the end")
     up.add_argument("--log-file", type=Path, metavar="F", help="with --detach: what it says goes there")
@@ -170,22 +192,44 @@ def _parser() -> argparse.ArgumentParser:
 
     status = add("status", _status, "show the workers that run", _STATUS_EXAMPLES)
     status.add_argument("--address", metavar="A", help="of one launcher; default: every launcher of this user")
+    _add_keys(status)
     status.add_argument("--json", action="store_true", help="for programs")
 
     down = add("down", _down, "end a launcher and its workers", _DOWN_EXAMPLES)
     which = down.add_mutually_exclusive_group()
     which.add_argument("--address", metavar="A", help="of the launcher; default: INTERLOCK_ADDRESS, else the only one")
     which.add_argument("--all", action="store_true", help="every launcher of this user")
+    _add_keys(down)
 
     worker = add("worker", _worker, "run one worker under another supervisor", _WORKER_EXAMPLES, _WORKER)
     worker.add_argument("--device", required=True, metavar="D", help=f"such as cpu:0 or sim:1{_GPUS}")
     worker.add_argument("--address", metavar="A", help="of the launcher; default: INTERLOCK_ADDRESS, else the only one")
     worker.add_argument("--folder", type=Path, metavar="F", help="for its endpoint; default: a private one")
     _add_worker_options(worker, "such as 2GiB; default: half of the machine's memory")
+    _add_listen(worker, "over tcp, for a launcher that is reached so")
+
+    keys = add("keys", _keys, "show who may use workers over tcp, and change it", _KEYS_EXAMPLES, _KEYS)
+    _add_keys(keys)
+    keys.add_argument("--new-client", metavar="NAME", help="make keys for a program elsewhere, and let it in")
+    keys.add_argument("--output", type=Path, metavar="F", help="with --new-client: the file; default NAME.keys.json")
+    keys.add_argument("--accept", metavar="PUBLIC", help="let the program with this key in")
+    keys.add_argument("--name", metavar="NAME", help="with --accept: what to call it")
+    keys.add_argument("--revoke", metavar="PUBLIC", help="let the program with this key, or of this name, in no more")
 
     info = add("info", _info, "show what this machine has, and why something is missing", _INFO_EXAMPLES)
     info.add_argument("--json", action="store_true", help="for programs")
     return parser
+
+
+def _add_listen(command: Any, text: str) -> None:
+    command.add_argument("--listen", metavar="A", help=f"such as tcp, tcp://10.0.0.5 or tcp://*:4000: {text}")
+    _add_keys(command)
+
+
+def _add_keys(command: Any) -> None:
+    command.add_argument(
+        "--keys", type=Path, metavar="F", help="the file of keys, for tcp; default: INTERLOCK_KEYS, else the user's own"
+    )
 
 
 def _add_worker_options(command: Any, memory: str) -> None:
@@ -245,6 +289,7 @@ def _up(chosen: argparse.Namespace) -> int:
     devices = parse_devices(chosen.devices)
     if chosen.detach:
         return _up_detached(chosen, devices)
+    tcp = _tcp(chosen.listen, chosen.keys)
     if chosen.log_file is not None:
         raise Mistaken("--log-file goes with --detach; in the foreground, redirect the output")
     from ..protocol.logs import shorten
@@ -265,14 +310,17 @@ def _up(chosen: argparse.Namespace) -> int:
             print(text, file=told, flush=True)
 
     with _told_to_stop() as stop_fd:
-        launcher = Launcher(devices, say, memory=chosen.memory, options=chosen.options, stop_fd=stop_fd)
+        launcher = Launcher(devices, say, memory=chosen.memory, options=chosen.options, stop_fd=stop_fd, tcp=tcp)
         try:
+            if tcp is not None:
+                _say_who_comes_in(tcp, say)
             if not launcher.start():
                 return INTERRUPTED
             if chosen.own_log is not None:
                 adopt_log(chosen.own_log, launcher.folder)
             with _address_file(chosen.address_file, launcher.address):
-                say(f"export INTERLOCK_ADDRESS={launcher.address}")
+                quoted = shlex.quote(launcher.address)  # over tcp it has a question mark
+                say(f"export INTERLOCK_ADDRESS={quoted}")
                 say(f"{ADDRESS}{launcher.address}")
                 if told is not None:
                     told.close()
@@ -288,10 +336,42 @@ def _up_detached(chosen: argparse.Namespace, devices: list[str]) -> int:
     arguments = ["--devices", ",".join(devices) or "none", "--options", json.dumps(chosen.options)]
     if chosen.memory is not None:
         arguments += ["--memory", str(chosen.memory)]
+    if chosen.listen is not None:
+        arguments += ["--listen", chosen.listen]
+    if chosen.keys is not None:
+        arguments += ["--keys", str(chosen.keys.absolute())]
     if chosen.address_file is not None:
         arguments += ["--address-file", str(chosen.address_file.absolute())]
     start(arguments, chosen.log_file, lambda line: print(line, flush=True))
     return OK
+
+
+def _tcp(listen: str | None, path: Path | None) -> Any:
+    """Where to listen over tcp, and the file of keys, which is made at its first use; None for nowhere."""
+    if listen is None:
+        return None
+    from ..coordinator.workers import Tcp
+    from ..protocol import keys
+    from ..protocol.tcp import listening_endpoint, new_pair
+
+    try:
+        endpoint = listening_endpoint(listen)
+    except ValueError as error:
+        raise Mistaken(str(error)) from None
+    return Tcp(endpoint, keys.load_or_make(path or keys.default_path(), new_pair).path.absolute())
+
+
+def _say_who_comes_in(tcp: Any, say: Callable[[str], None]) -> None:
+    from ..protocol import keys
+    from ..protocol.tcp import host_of, is_loopback
+
+    if not is_loopback(tcp.listen):
+        host = "every address of this machine" if host_of(tcp.listen) in ("*", "0.0.0.0", "::") else host_of(tcp.listen)
+        count = len(keys.load(tcp.keys).accepted)
+        say(
+            f"listens at {host}, for other machines as well: whoever has one of the {count} keys listed in {tcp.keys} "
+            f"may use these workers"
+        )
 
 
 @contextlib.contextmanager
@@ -332,10 +412,20 @@ def _address_file(path: Path | None, address: str) -> Iterator[None]:
 # -- status and down --------------------------------------------------------------------------------------------------
 
 
-def _ask_status(address: str) -> dict[str, Any]:
+def _own_pair(address: str, path: Path | None) -> Any:
+    """The keys to ask a launcher with: its own, if this user has them. None for a local address."""
+    if not address.startswith("tcp://"):
+        return None
+    from ..protocol import keys
+
+    found = keys.load(path or keys.default_path())
+    return found.server or found.client
+
+
+def _ask_status(address: str, path: Path | None) -> dict[str, Any]:
     from ..protocol.sockets import ask
 
-    answer = ask(address, supervision.STATUS, ASK_S)
+    answer = ask(address, supervision.STATUS, ASK_S, _own_pair(address, path))
     if answer is None:
         raise Nobody(f"no launcher answers at {address}; `interlock status` shows those that run")
     status: dict[str, Any] = json.loads(answer)
@@ -363,8 +453,8 @@ def _status(chosen: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     for address in [chosen.address] if chosen.address else [launcher.address for launcher in find()]:
         try:
-            found.append(_ask_status(address))
-        except Nobody:
+            found.append(_ask_status(address, chosen.keys))
+        except (Nobody, Unreachable):
             if chosen.address:
                 raise
     if chosen.json:
@@ -432,21 +522,28 @@ def _down(chosen: argparse.Namespace) -> int:
     else:
         addresses = [_the_address(chosen.address)]
     for address in addresses:
-        _end(address)
+        _end(address, chosen.keys)
         print(f"ended {address}")
     return OK
 
 
-def _end(address: str) -> None:
-    """End a launcher, and wait until it and its workers are gone."""
+def _end(address: str, path: Path | None) -> None:
+    """End a launcher, and wait until it and its workers are gone; on another machine, until it has heard."""
     from ..protocol.sockets import ask
 
-    status = _ask_status(address)
+    status = _ask_status(address, path)
     identities = [Identity(*status["identity"])]
+    pair = _own_pair(address, path)
+    if not same_host(identities[0], own_identity()):
+        answer = ask(address, supervision.DOWN, ASK_S, pair)
+        if answer != b"ok":
+            raise InterlockError(f"the launcher at {address} did not end: {(answer or b'').decode(errors='replace')}")
+        return
     pids = [worker["pid"] for worker in status["workers"] if worker["pid"] is not None and not worker["joined"]]
     with contextlib.ExitStack() as stack:
         waiting = {pid: fd for pid in (identities[0].pid, *pids) if (fd := _pidfd(pid, stack)) is not None}
-        ask(address, supervision.DOWN, ASK_S)
+        if (answer := ask(address, supervision.DOWN, ASK_S, pair)) not in (b"ok", None):
+            raise InterlockError(f"the launcher at {address} did not end: {answer.decode(errors='replace')}")
         if not _wait_for(waiting, END_S) and alive(identities[0]):
             os.kill(identities[0].pid, signal.SIGKILL)  # its workers follow it
             if not _wait_for(waiting, END_S):
@@ -488,10 +585,75 @@ def _worker(chosen: argparse.Namespace) -> int:
     from .single import NobodyThere, serve
 
     try:
-        serve(device, address, chosen.folder, chosen.memory or default_memory(1), chosen.options)
+        tcp = _tcp(chosen.listen, chosen.keys)
+        serve(device, address, chosen.folder, chosen.memory or default_memory(1), chosen.options, tcp)
     except NobodyThere as error:
         raise Nobody(str(error)) from None
     return OK
+
+
+def _keys(chosen: argparse.Namespace) -> int:
+    from ..protocol import keys
+    from ..protocol.tcp import new_pair
+
+    path = chosen.keys or keys.default_path()
+    found = keys.load_or_make(path, new_pair)
+    changes = [chosen.new_client, chosen.accept, chosen.revoke]
+    if sum(change is not None for change in changes) > 1:
+        raise Mistaken("one of --new-client, --accept and --revoke at a time")
+    if any(change is not None for change in changes) and found.server is None:
+        raise Mistaken(f"{path} has a program's keys only: who is let in is said where the workers run")
+    accepted = dict(found.accepted)
+    if chosen.new_client is not None:
+        _make_client(chosen, accepted)
+    elif chosen.accept is not None:
+        try:
+            public = keys.parse_public(chosen.accept)
+        except ValueError as error:
+            raise Mistaken(str(error)) from None
+        accepted[public] = chosen.name or "accepted by hand"
+        print(f"lets in {public.hex()} ({accepted[public]})")
+    elif chosen.revoke is not None:
+        gone = [key for key, name in accepted.items() if chosen.revoke in (key.hex(), name)]
+        if not gone:
+            raise Mistaken(f"nobody with that key or name is let in: {chosen.revoke!r}")
+        for public in gone:
+            print(f"no longer lets in {public.hex()} ({accepted.pop(public)}); who is in stays until it leaves")
+    else:
+        _show_keys(found)
+        return OK
+    keys.save(found._replace(accepted=accepted))
+    return OK
+
+
+def _make_client(chosen: argparse.Namespace, accepted: dict[bytes, str]) -> None:
+    from ..protocol import keys
+    from ..protocol.tcp import new_pair
+
+    name = chosen.new_client
+    if not re.fullmatch(r"[\w.-]{1,64}", name):
+        raise Mistaken(f"{name!r} is no name: letters, digits, '.', '_' and '-'")
+    if name in accepted.values():
+        raise Mistaken(f"{name!r} is let in already; --revoke it first, or choose another name")
+    path, pair = chosen.output or Path(f"{name}.keys.json"), new_pair()
+    try:
+        keys.save(keys.Keys(path, None, pair, {}), new=True)
+    except FileExistsError:
+        raise Mistaken(f"{path} is there already, and is left as it is") from None
+    accepted[pair.public] = name
+    print(f"wrote {path}: carry it to the other machine by a way that nobody else reads, and keep it to yourself there")
+    print(f"lets in {pair.public.hex()} ({name})")
+
+
+def _show_keys(found: Any) -> None:
+    print(f"keys in {found.path}")
+    for kind, pair in (("server", found.server), ("client", found.client)):
+        if pair is not None:
+            print(f"  {kind} {pair.public.hex()}")
+    if found.server is not None:
+        print("lets in")
+        for public, name in found.accepted.items():
+            print(f"  {public.hex()} {name}")
 
 
 def _info(chosen: argparse.Namespace) -> int:

@@ -12,6 +12,8 @@ import contextlib
 import json
 import os
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -22,8 +24,10 @@ from ..coordinator.restarts import Restarts
 from ..protocol import supervision
 from ..protocol.codec import encode
 from ..protocol.errors import InterlockError, ProtocolError
-from ..protocol.identity import Identity, alive, own_identity, parse_identity
+from ..protocol.identity import Identity, alive, own_identity, parse_identity, same_host
+from ..protocol.limits import LARGEST_QUESTION
 from ..protocol.messages import Stop
+from ..protocol.network import Network, listening, server_pair
 from ..protocol.sockets import Answers, Outlet, ipc, private_folder, remove_folder
 from .registry import announce
 
@@ -45,6 +49,7 @@ class Slot:
     def __init__(self, device: str, index: int) -> None:
         self.device = device
         self.index = index
+        self.name = ""  # of the present worker's local endpoint
         self.state = State.ENDED
         self.process: workers.Process | None = None
         self.adopted: workers.Adopted | None = None
@@ -60,10 +65,20 @@ class Slot:
 class Guest:
     """A worker that another supervisor started, and that serves here for as long as it lives."""
 
-    def __init__(self, device: str, endpoint: str, identity: Identity, pidfd: int) -> None:
+    def __init__(self, device: str, endpoint: str, identity: Identity) -> None:
         self.adopted = workers.Adopted(device, endpoint, identity)
-        self.pidfd = pidfd
+        self.pidfd = -1  # of a process on this machine
+        self.tie: Outlet | None = None  # to one on another
         self.since_clock = time.time()
+
+    def let_go(self) -> None:
+        """Watch it no longer."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        if self.tie is not None:
+            self.tie.close(linger_ms=0)
+            self.tie = None
 
 
 class Launcher:
@@ -77,6 +92,7 @@ class Launcher:
         memory: int | None = None,
         options: dict[str, Any] | None = None,
         stop_fd: int = -1,
+        tcp: workers.Tcp | None = None,
     ) -> None:
         """Makes the folder and the address; starts nothing yet.
 
@@ -86,9 +102,16 @@ class Launcher:
             memory: bytes for each worker; None for an equal part of half the machine's.
             options: of the devices.
             stop_fd: readable when the launcher is to end.
+            tcp: to be reached by other machines, or by whoever has a listed key: where, and the file of keys.
+
+        Raises:
+            KeysError: the keys cannot be used.
+            OSError: the place to listen at is taken, or is not of this machine.
         """
+        self._tcp = tcp
+        self._network = Network(server_pair(tcp and tcp.keys), self._tell_of_guest)
+        remote = listening(tcp.listen, tcp.keys) if tcp is not None else None
         self.folder = private_folder()
-        self.address = ipc(self.folder, "launcher")
         self._say = say
         self._memory = memory or workers.default_memory(len(devices))
         self._options = options or {}
@@ -99,7 +122,15 @@ class Launcher:
         self._since_clock = time.time()
         self._stopping = False
         self._starting_up = True
-        self._answers = Answers(self.address)
+        self._cut_off: deque[tuple[Guest, str]] = deque()  # guests whose connection is over, and how
+        self._told_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is one
+        self._local_address = ipc(self.folder, "launcher")
+        try:
+            self._answers = Answers(self._local_address, remote)
+        except BaseException:
+            remove_folder(self.folder)
+            raise
+        self.address = self._answers.endpoint
 
     # -- the life of a launcher
 
@@ -115,7 +146,7 @@ class Launcher:
             self._turn()
         self._starting_up = False
         if not self._stopping:
-            announce(self.folder, self.address)
+            announce(self.folder, self._local_address)
         return not self._stopping
 
     def serve(self) -> None:
@@ -134,16 +165,20 @@ class Launcher:
         running = [slot for slot in self._slots if slot.process is not None]
         for slot in running:
             if slot.state is State.SERVING and slot.adopted is not None:
-                outlet = Outlet(slot.adopted.endpoint)
+                outlet = Outlet(ipc(self.folder, slot.name))
                 outlet.send(encode(Stop()))
                 outlet.close()
             elif slot.process is not None:
                 slot.process.let_go()
         workers.stop([slot.process for slot in running if slot.process is not None])
-        for pidfd in (*(slot.pidfd for slot in self._slots), *(guest.pidfd for guest in self._guests)):
-            if pidfd >= 0:
-                os.close(pidfd)
+        for slot in self._slots:
+            if slot.pidfd >= 0:
+                os.close(slot.pidfd)
+        for guest in self._guests:
+            guest.let_go()
+        self._network.close()
         self._answers.close()
+        os.close(self._told_fd)
         remove_folder(self.folder)
 
     # -- one turn
@@ -160,13 +195,20 @@ class Launcher:
             self._look(slot, ready)
         for guest in [guest for guest in self._guests if guest.pidfd in ready]:
             self._part(guest)
+        if self._told_fd in ready:
+            os.eventfd_read(self._told_fd)
+        while self._cut_off:
+            guest, words = self._cut_off.popleft()
+            if guest in self._guests:
+                self._part(guest, f" {words}")
         while (asked := self._answers.poll()) is not None:
             self._answer(*asked)
 
     def _watched(self) -> list[int]:
         starting = [s.process.ready_fd for s in self._slots if s.state is State.STARTING and s.process is not None]
         serving = [s.pidfd for s in self._slots if s.state is State.SERVING]
-        return [fd for fd in (self._stop_fd, *starting, *serving, *(g.pidfd for g in self._guests)) if fd >= 0]
+        guests = [guest.pidfd for guest in self._guests]
+        return [fd for fd in (self._stop_fd, self._told_fd, *starting, *serving, *guests) if fd >= 0]
 
     def _look(self, slot: Slot, ready: set[int]) -> None:
         process, overdue = slot.process, time.monotonic() >= slot.due
@@ -182,15 +224,19 @@ class Launcher:
     def _begin(self, slot: Slot) -> None:
         """Start a worker; `_take_up` sees when it is ready."""
         slot.lives += 1
-        name = f"w{slot.index}.{slot.lives}"
+        name = slot.name = f"w{slot.index}.{slot.lives}"
         slot.state = State.STARTING
         slot.due = time.monotonic() + workers.START_S
         try:
             slot.process = workers.Process(
-                slot.device, name, self.folder, self._memory, self._cpu_workers, self._options
+                slot.device, name, self.folder, self._memory, self._cpu_workers, self._options, self._workers_tcp()
             )
         except OSError as error:
             self._ended(slot, f"could not be started: {error}", 0.0)
+
+    def _workers_tcp(self) -> workers.Tcp | None:
+        """Where its workers listen: at the launcher's address, each at a port of its own."""
+        return self._tcp and self._tcp._replace(listen=self._tcp.listen.rpartition(":")[0] + ":0")
 
     def _take_up(self, slot: Slot, process: workers.Process) -> None:
         """The worker has said that it is ready, or has ended, or took too long."""
@@ -234,25 +280,58 @@ class Launcher:
             return supervision.joined(None, str(error))
         if device in [adopted.device for adopted in self._serving()] + [slot.device for slot in self._slots]:
             return supervision.joined(None, f"the launcher at {self.address} has a worker for {device} already")
-        try:
-            pidfd = os.pidfd_open(identity.pid)
-        except OSError:
-            return supervision.joined(None, f"process {identity.pid} cannot be seen from the launcher")
-        if not alive(identity):
-            os.close(pidfd)
-            return supervision.joined(None, f"process {identity.pid} is not the one that asks")
-        self._guests.append(Guest(device, endpoint, identity, pidfd))
+        if self._tcp is not None and not endpoint.startswith("tcp://"):
+            return supervision.joined(None, "the workers here are reached over tcp: say --listen for this one, too")
+        guest = Guest(device, endpoint, identity)
+        if same_host(identity, own_identity()):
+            try:
+                guest.pidfd = os.pidfd_open(identity.pid)
+            except OSError:
+                return supervision.joined(None, f"process {identity.pid} cannot be seen from the launcher")
+            if not alive(identity):
+                guest.let_go()
+                return supervision.joined(None, f"process {identity.pid} is not the one that asks")
+        else:  # of another machine: as long as its connection lives
+            try:
+                guest.tie = Outlet(endpoint, link=self._network.link(endpoint, guest))
+            except (ValueError, InterlockError) as error:
+                return supervision.joined(None, str(error))
+        self._guests.append(guest)
         self._say(f"{device} has joined, pid {identity.pid}")
         return supervision.joined(tuple(own_identity()))
 
-    def _part(self, guest: Guest) -> None:
+    def _part(self, guest: Guest, how: str = "") -> None:
         self._guests.remove(guest)
-        os.close(guest.pidfd)
-        self._say(f"{guest.adopted.device} has left, pid {guest.adopted.identity.pid}")
+        guest.let_go()
+        self._say(f"{guest.adopted.device} has left, pid {guest.adopted.identity.pid}{how and ':'}{how}")
+
+    def _tell_of_guest(self, guest: Guest, words: str) -> None:
+        """On a thread that watches connections."""
+        self._cut_off.append((guest, words))
+        os.eventfd_write(self._told_fd, 1)
 
     # -- questions
 
-    def _answer(self, asker: bytes, question: bytes) -> None:
+    def _answer(self, asker: bytes, question: bytes, key: str) -> None:
+        """Answer a question; `key` is the asker's public one, if it came over tcp."""
+        try:
+            answer = self._answer_to(question, key)
+        except Exception:  # one question is never the end of everybody's workers
+            traceback.print_exc()
+            return
+        if answer is not None:
+            with contextlib.suppress(OSError):  # the asker has gone
+                self._answers.answer(asker, answer)
+
+    def _answer_to(self, question: bytes, key: str) -> bytes | None:
+        trusted = not key or key == self._network.public
+        if len(question) > LARGEST_QUESTION:
+            return None
+        if question == supervision.DOWN and not trusted:
+            return b"only with the keys of the launcher itself"
+        if question.startswith(supervision.JOIN) and not trusted:
+            return supervision.joined(None, "a worker joins from another machine with the keys of the launcher itself")
+        answer: bytes | None = None
         if question == supervision.ROSTER:
             answer = supervision.roster([(w.device, w.endpoint, tuple(w.identity)) for w in self._serving()])
         elif question == supervision.STATUS:
@@ -261,10 +340,7 @@ class Launcher:
             answer = self._join(question)
         elif question == supervision.DOWN:
             self._stopping, answer = True, b"ok"
-        else:
-            return  # not one of ours: nothing to say
-        with contextlib.suppress(OSError):  # the asker has gone
-            self._answers.answer(asker, answer)
+        return answer  # none to what is not one of ours
 
     def _serving(self) -> list[workers.Adopted]:
         own = [slot.adopted for slot in self._slots if slot.adopted is not None]
@@ -302,7 +378,7 @@ class Launcher:
             "endpoint": guest.adopted.endpoint,
             "since": guest.since_clock,
             "memory": None,
-            "resident": resident(guest.adopted.identity.pid),
+            "resident": resident(guest.adopted.identity.pid) if guest.pidfd >= 0 else None,
             "restarts": 0,
             "joined": True,
             "reason": "",

@@ -14,11 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from ..coordinator.workers import Tcp
 from ..protocol import supervision
 from ..protocol.codec import encode
 from ..protocol.errors import InterlockError
-from ..protocol.identity import Identity
+from ..protocol.identity import Identity, same_host
+from ..protocol.keys import Pair
 from ..protocol.messages import Stop
+from ..protocol.network import Network, server_pair
 from ..protocol.sockets import Outlet, ask, ipc, nobody_listens, private_folder, remove_folder
 from ..protocol.watch import Watch
 
@@ -29,24 +32,33 @@ class NobodyThere(InterlockError):
     """No launcher answers at the address."""
 
 
-def serve(device: str, address: str, folder: Path | None, memory: int, options: dict[str, Any]) -> None:
+def serve(
+    device: str,
+    address: str,
+    folder: Path | None,
+    memory: int,
+    options: dict[str, Any],
+    tcp: Tcp | None = None,
+) -> None:
     """Serve `device` to the programs of the launcher at `address`, until told to stop.
 
     Args:
         folder: where the endpoint lies; None for a private one.
+        tcp: where to listen besides, and the file of keys, which a launcher at a tcp address needs as well.
 
     Raises:
         NobodyThere: no launcher answers there, or it has ended meanwhile.
         InterlockError: the device cannot be opened, or the launcher refuses it.
     """
-    if ask(address, supervision.ROSTER, JOIN_S) is None:  # before the device is opened, which may take long
+    pair = server_pair(tcp and tcp.keys)
+    if ask(address, supervision.ROSTER, JOIN_S, pair) is None:  # before the device is opened, which may take long
         raise NobodyThere(f"no launcher answers at {address}")
     home = private_folder() if folder is None else _open_folder(folder)
     endpoint = ipc(home, device.replace(":", "-"))
     if not nobody_listens(endpoint):
         raise InterlockError(f"another worker listens at {endpoint} already")
     try:
-        _serve(device, address, home, memory, options)
+        _serve(device, address, home, memory, options, tcp)
     finally:
         if folder is None:
             remove_folder(home)
@@ -54,7 +66,9 @@ def serve(device: str, address: str, folder: Path | None, memory: int, options: 
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # ZeroMQ may not have come to it yet
 
 
-def _serve(device: str, address: str, home: Path, memory: int, options: dict[str, Any]) -> None:
+def _serve(
+    device: str, address: str, home: Path, memory: int, options: dict[str, Any], tcp: Tcp | None
+) -> None:
     import numpy as np
 
     from ..worker.loop import Config, Worker
@@ -62,7 +76,8 @@ def _serve(device: str, address: str, home: Path, memory: int, options: dict[str
     np.seterr(all="ignore")
     warnings.simplefilter("ignore")
     sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
-    worker = Worker(Config(device, device.replace(":", "-"), home, memory, options))
+    listen, keys = ("", None) if tcp is None else tcp
+    worker = Worker(Config(device, device.replace(":", "-"), home, memory, options, listen, keys))
 
     def stop() -> None:
         outlet = Outlet(worker.inbox.inproc)
@@ -81,16 +96,26 @@ def _serve(device: str, address: str, home: Path, memory: int, options: dict[str
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, told)
     watch = Watch(launcher_ended)
-    watch.watch(address, _join(device, address, worker))
+    pair = server_pair(keys)
+    network = Network(pair, lambda key, words: launcher_ended(key))
+    launcher = _join(device, address, worker, pair)
+    tie: Outlet | None = None
+    if same_host(launcher, worker.identity):
+        watch.watch(address, launcher)
+    else:  # on another machine: as long as the connection lives
+        tie = Outlet(address, link=network.link(address, address))
     print(f"{device} serves at {worker.inbox.endpoint} for {address}, pid {os.getpid()}", flush=True)
     worker.run()
     watch.close()
+    if tie is not None:
+        tie.close(linger_ms=0)
+    network.close()
     if abandoned:
         raise NobodyThere(f"the launcher at {address} has ended, and so does the worker of {device}")
 
 
-def _join(device: str, address: str, worker: Any) -> Identity:
-    answer = ask(address, supervision.join(device, worker.inbox.endpoint, tuple(worker.identity)), JOIN_S)
+def _join(device: str, address: str, worker: Any, pair: Pair | None) -> Identity:
+    answer = ask(address, supervision.join(device, worker.inbox.endpoint, tuple(worker.identity)), JOIN_S, pair)
     if answer is None:
         raise NobodyThere(f"no launcher answers at {address}")
     launcher, reason = supervision.parse_joined(answer)

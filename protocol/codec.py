@@ -13,11 +13,13 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from .errors import ProtocolError
-from .messages import TAGS, Message, Shape
+from .limits import LARGEST_MESSAGE as LARGEST_MESSAGE
+from .limits import LARGEST_NOTE
+from .messages import TAGS, Batch, Message, Shape, Ticket, Traced, Value
 
-# A message holds at most this many bytes; larger arrays lie in shared memory, or come in pieces. Every length
-# inside it is bounded by the message's own size besides, which is what msgpack takes for its limits by default.
-LARGEST_MESSAGE: Final = 1 << 30
+# Those that carry instructions, arrays or records, and so may be large. Every length inside a message is bounded by
+# the message's own size besides, which is what msgpack takes for its limits by default.
+_LARGE: Final = frozenset({TAGS[cls] for cls in (Batch, Ticket, Value, Traced)})
 
 
 def packer() -> Callable[[Any], bytes]:
@@ -32,6 +34,10 @@ def encode(message: Message) -> bytes:
     return packed
 
 
+def _refuse(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is no plain value")
+
+
 def decode(data: bytes | memoryview) -> Message:
     """The message in `data`.
 
@@ -40,8 +46,10 @@ def decode(data: bytes | memoryview) -> Message:
     """
     if len(data) > LARGEST_MESSAGE:
         raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {LARGEST_MESSAGE}")
+    if len(data) > LARGEST_NOTE and data[1] not in _LARGE:  # its tag, which takes one byte; before all is unpacked
+        raise ProtocolError(f"a message of this kind may have {LARGEST_NOTE} bytes, not {len(data)}")
     try:
-        tag, *fields = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
+        tag, *fields = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True, ext_hook=_refuse)
         cls, allowed = Shape.of[tag]
     except Exception as error:
         raise ProtocolError(f"not a message of this protocol ({type(error).__name__}: {error})") from None

@@ -30,6 +30,10 @@ class ProtocolError(InterlockError):
     """A peer spoke another protocol version, another operation table, or nonsense."""
 
 
+class Unreachable(InterlockError):
+    """Nobody answers at an address, or whoever does will not let this program in."""
+
+
 class DeviceLost(InterlockError):
     """The device is broken for good (a sticky fault): its worker must end and be replaced."""
 

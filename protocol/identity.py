@@ -32,8 +32,11 @@ def parse_identity(values: Sequence[Any]) -> Identity:
     """
     kinds = (str, int, int, int, int, int, int)
     if len(values) != len(kinds) or not all(type(value) is kind for value, kind in zip(values, kinds, strict=True)):
-        raise ValueError(f"{values!r} is not the identity of a process")
-    return Identity(*values)
+        raise ValueError(f"{str(values)[:200]} is not the identity of a process")
+    identity = Identity(*values)
+    if not 0 < identity.pid < 1 << 31 or min(identity[1:]) < 0:
+        raise ValueError(f"{str(values)[:200]} is not the identity of a process")
+    return identity
 
 
 _own: tuple[int, Identity] | None = None  # (pid it was made in, identity): a forked child makes its own

@@ -9,7 +9,7 @@ Who speaks to whom:
   Cancel, Goodbye;
 - a worker to a worker's inbox: Ticket, Taken;
 - a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced,
-  Inspected, Lost;
+  Inspected, Lost, Unreachable;
 - a watcher thread, inside its own process, to the inbox or to the events: Lost;
 - a supervisor to a worker's inbox: Stop.
 
@@ -47,6 +47,7 @@ class Control:
     RUN: Final = 8
 
 
+LANES: Final = 256  # of a session, at the most
 TICKET_BITS: Final = 40  # of a ticket: the lane that sends is above, the buffer that is received below
 CONTROLS: Final = 32  # operations are numbered from here
 
@@ -233,11 +234,19 @@ class Lost(NamedTuple):
     reason: str
 
 
+class Unreachable(NamedTuple):
+    """The worker's connection to another one, over tcp, is over: what it had for it may be lost."""
+
+    lane: int
+    peer: int  # the other's lane
+    reason: str
+
+
 Message = Any  # any of the classes below
 CLASSES: Final[tuple[type[Any], ...]] = (
     Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
     Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost, Inspect, Inspected,
-    Cancel,
+    Cancel, Unreachable,
 )  # fmt: skip
 TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
 

@@ -1,24 +1,30 @@
-"""The sockets between processes: inboxes, outlets, events. The one file that knows zmq.
+"""The sockets between processes: inboxes, outlets, events. It knows zmq, with `tcp.py`, and no other file does.
 
 Nothing is lost and nothing blocks here: no high-water marks (credits bound what is in flight), sends that
 never wait for a peer, bounded lingering at the end. A socket belongs to one thread at a time; whoever shares
-one holds a lock of its own. Every endpoint lies in a folder that only its owner can enter.
+one holds a lock of its own. An endpoint lies in a folder that only its owner can enter, or is a tcp one, of which
+`tcp.py` takes care: nobody without a listed key gets in there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from .codec import LARGEST_MESSAGE
 from .identity import own_identity, start_time
+from .limits import LARGEST_MESSAGE
+
+if TYPE_CHECKING:
+    from .keys import Pair
+    from .tcp import Link, Listening
 
 _POLLIN: Final = int(zmq.POLLIN)  # the enumeration's own `&` takes longer than the question
 LINGER_MS: Final = 500  # how long a closing socket may still try to hand over its last messages
@@ -29,15 +35,17 @@ _LONGEST_BASE: Final = 45  # bytes; a socket's path has at most 107, and its fol
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
-def _context() -> zmq.Context[zmq.Socket[bytes]]:
+def context() -> zmq.Context[zmq.Socket[bytes]]:
+    """The one context of this process."""
     found = _contexts.get(os.getpid())
     if found is None:
         found = _contexts[os.getpid()] = zmq.Context()
     return found
 
 
-def _socket(kind: int) -> zmq.Socket[bytes]:
-    socket = _context().socket(kind)
+def new_socket(kind: int) -> zmq.Socket[bytes]:
+    """A socket that loses nothing in silence, and takes in nothing that is too large."""
+    socket = context().socket(kind)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
@@ -114,18 +122,38 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class Inbox:
-    """Where a worker is spoken to: by sessions, by other workers, and by its own watcher thread."""
+_HERE: Final = b"h"
+_FAR: Final = b"f"
 
-    def __init__(self, endpoint: str, inproc: str) -> None:
-        self.endpoint = endpoint
+
+class Inbox:
+    """Where a worker is spoken to: by sessions, by other workers, and by its own watcher thread.
+
+    With `remote` also over tcp, by a socket of its own: who comes in there can never pass for somebody local.
+    """
+
+    def __init__(self, endpoint: str, inproc: str, remote: Listening | None = None) -> None:
+        self.local = endpoint
         self.inproc = inproc
-        self._socket = _socket(zmq.ROUTER)
+        self._socket = new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._socket.bind(endpoint)
         self._socket.bind(inproc)
         self._poller = select.poll()  # one system call, where ZeroMQ's own takes several
         self._poller.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
+        self._remote: zmq.Socket[bytes] | None = None
+        self.endpoint = endpoint  # where others find it
+        if remote is not None:
+            from . import tcp
+
+            self._remote = new_socket(zmq.ROUTER)
+            self._remote.setsockopt(zmq.ROUTER_HANDOVER, 0)
+            self.endpoint = tcp.listen(self._remote, remote)
+            self._poller.register(int(self._remote.getsockopt(zmq.FD)), select.POLLIN)
+
+    def is_remote(self, sender: bytes) -> bool:
+        """Whether a sender came in over tcp."""
+        return self._remote is not None and sender.startswith(_FAR)
 
     def watch(self, fd: int) -> None:
         """Make `wait` return also when `fd` is readable."""
@@ -136,11 +164,14 @@ class Inbox:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until a message may be here, a watched descriptor is readable, or the time is over; it may return early."""
-        if not _readable(self._socket):  # the descriptor tells of what came since this question, and of no more
+        # The descriptors tell of what came since these questions, and of no more.
+        if not _readable(self._socket) and (self._remote is None or not _readable(self._remote)):
             self._poller.poll(None if timeout_s is None else max(int(timeout_s * 1000), 1))
 
     def poll(self) -> tuple[bytes, bytes] | None:
         """(sender, data) of a message that is already here; else None."""
+        if self._remote is not None:
+            return self._poll_both()
         if not _readable(self._socket):
             return None
         try:
@@ -148,20 +179,59 @@ class Inbox:
         except zmq.Again:
             return None
 
+    def _poll_both(self) -> tuple[bytes, bytes] | None:
+        for socket, origin in ((self._socket, _HERE), (self._remote, _FAR)):
+            if socket is not None and _readable(socket):
+                with contextlib.suppress(zmq.Again):
+                    sender, data = _from_router(socket, zmq.NOBLOCK)
+                    return origin + sender, data
+        return None
+
     def close(self) -> None:
         self._socket.close()
+        if self._remote is not None:
+            from . import tcp
+
+            tcp.stop_listening(self._remote)
+            self._remote.close()
 
 
 class Outlet:
     """The way to one inbox or to one session's events. Sending queues and returns."""
 
-    def __init__(self, endpoint: str, *, name: bytes | None = None, events: bool = False) -> None:
-        """Connect to `endpoint`; `name` is how an inbox knows the sender; `events` when it is a session's."""
-        self._socket = _socket(zmq.PUSH if events else zmq.DEALER)
-        if name is not None:
-            self._socket.setsockopt(zmq.ROUTING_ID, name)
-        self._socket.connect(endpoint)
-        self._send = self._socket.send
+    def __init__(
+        self, endpoint: str, *, name: bytes | None = None, events: bool = False, link: Link | None = None
+    ) -> None:
+        """Connect to `endpoint`; `name` is how an inbox knows the sender; `events` when it is a session's.
+
+        `link` is for tcp: as whom to connect, and who is told when the connection is over.
+
+        Raises:
+            ValueError: it is no address, or lacks its server's key.
+            Unreachable: it is a tcp one, and there is no key to connect with.
+        """
+        self._socket = new_socket(zmq.PUSH if events else zmq.DEALER)
+        self._send: Callable[[bytes, int], object] = self._socket.send
+        try:
+            if name is not None:
+                self._socket.setsockopt(zmq.ROUTING_ID, name)
+            if endpoint.startswith("tcp://"):
+                from . import tcp
+
+                tcp.dial(self._socket, endpoint, link)
+                self._send = self._send_if_connected
+            else:
+                self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            raise ValueError(f"{endpoint!r} is not an address, such as ipc:///path: {error}") from None
+        except BaseException:
+            self._socket.close(linger=0)
+            raise
+
+    def _send_if_connected(self, data: bytes, flags: int) -> None:
+        with contextlib.suppress(zmq.Again):  # the connection is over, of which whoever ties it is told
+            self._socket.send(data, flags)
 
     def send(self, data: bytes) -> None:
         self._send(data, zmq.NOBLOCK)
@@ -177,10 +247,18 @@ class Events:
     def __init__(self, endpoint: str, inproc: str) -> None:
         self.endpoint = endpoint
         self.inproc = inproc
-        self._socket = _socket(zmq.PULL)
+        self._socket = new_socket(zmq.PULL)
         self._socket.bind(endpoint)
         self._socket.bind(inproc)
         self.fd = int(self._socket.getsockopt(zmq.FD))  # readable at least once after messages came: drain fully
+        self._remote = False
+
+    def listen(self, remote: Listening) -> str:
+        """Listen over tcp as well; the address to be told to the workers there."""
+        from . import tcp
+
+        self._remote = True
+        return tcp.listen(self._socket, remote)
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         """The next message, waiting for it; None when the time is over. Ctrl-C interrupts."""
@@ -198,16 +276,25 @@ class Events:
             return None
 
     def close(self) -> None:
+        if self._remote:
+            from . import tcp
+
+            tcp.stop_listening(self._socket)
         self._socket.close(linger=0)
 
 
 class Answers:
     """The asked side of a plain question-and-answer endpoint (a supervisor's)."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self._socket = _socket(zmq.ROUTER)
+    def __init__(self, endpoint: str, remote: Listening | None = None) -> None:
+        self.endpoint = endpoint  # where others find it
+        self._remote = remote is not None
+        self._socket = new_socket(zmq.ROUTER)
         self._socket.bind(endpoint)
+        if remote is not None:
+            from . import tcp
+
+            self.endpoint = tcp.listen(self._socket, remote)
 
     def wait(self, timeout_s: float, fds: Iterable[int] = ()) -> list[int]:
         """Wait for a question or for one of `fds`; which of these are readable."""
@@ -217,28 +304,43 @@ class Answers:
             poller.register(fd, zmq.POLLIN)
         return [ready for ready, _ in poller.poll(int(timeout_s * 1000)) if isinstance(ready, int)]
 
-    def poll(self) -> tuple[bytes, bytes] | None:
-        """(asker, question) if one is here."""
+    def poll(self) -> tuple[bytes, bytes, str] | None:
+        """(asker, question, the asker's public key in hexadecimal or "" if it is local) if one is here.
+
+        A question of several frames, which none of ours has, comes as an empty one.
+        """
         try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        return frames[0], frames[-1]
+        key = ""
+        with contextlib.suppress(zmq.ZMQError):  # it has no such property: it came by a local socket
+            key = str(frames[-1].get("User-Id"))
+        return frames[0].bytes, frames[1].bytes if len(frames) == 2 else b"", key
 
     def answer(self, asker: bytes, data: bytes) -> None:
         self._socket.send_multipart([asker, data], zmq.NOBLOCK)
 
     def close(self) -> None:
+        if self._remote:
+            from . import tcp
+
+            tcp.stop_listening(self._socket)
         self._socket.close()
 
 
-def ask(endpoint: str, question: bytes, timeout_s: float) -> bytes | None:
+def ask(endpoint: str, question: bytes, timeout_s: float, pair: Pair | None = None) -> bytes | None:
     """One question, one answer; None when nobody listens there, or nobody answers in time.
 
     Raises:
         ValueError: it is no address.
+        Unreachable: over tcp, with the reason, instead of None.
     """
-    socket = _socket(zmq.DEALER)
+    if endpoint.startswith("tcp://"):
+        from . import tcp
+
+        return tcp.ask(endpoint, question, timeout_s, pair)
+    socket = new_socket(zmq.DEALER)
     try:
         try:
             socket.connect(endpoint)

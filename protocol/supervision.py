@@ -32,7 +32,7 @@ def parse_roster(answer: bytes) -> list[tuple[str, str, tuple[Any, ...]]]:
             (str(device), str(endpoint), tuple(identity))
             for device, endpoint, identity in json.loads(answer)["workers"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"not a launcher's answer ({error})") from None
 
 
@@ -50,7 +50,7 @@ def parse_join(question: bytes) -> tuple[str, str, tuple[Any, ...]]:
     try:
         device, endpoint, identity = json.loads(question.removeprefix(JOIN))
         return str(device), str(endpoint), tuple(identity)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"not a worker's greeting ({error})") from None
 
 
@@ -68,5 +68,5 @@ def parse_joined(answer: bytes) -> tuple[tuple[Any, ...] | None, str]:
     try:
         told = json.loads(answer)
         return (None if told["launcher"] is None else tuple(told["launcher"])), str(told["reason"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"not a launcher's answer ({error})") from None

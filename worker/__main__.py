@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ready-fd", required=True, type=int)
     parser.add_argument("--log", type=Path, help="what it prints goes there already; it is kept short")
     parser.add_argument("--options", default="{}", type=json.loads)
+    parser.add_argument("--listen", default="", help="over tcp, besides")
+    parser.add_argument("--keys", type=Path, help="the file of keys, for that")
     chosen = parser.parse_args(arguments)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; the worker ends with its owner
@@ -39,7 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     from .loop import Config, Worker
 
     np.seterr(all="ignore")
-    worker = Worker(Config(chosen.device, chosen.name, chosen.folder, chosen.memory, chosen.options))
+    worker = Worker(
+        Config(chosen.device, chosen.name, chosen.folder, chosen.memory, chosen.options, chosen.listen, chosen.keys)
+    )
     ready = {"endpoint": worker.inbox.endpoint, "identity": list(worker.identity), "device": chosen.device}
     with os.fdopen(chosen.ready_fd, "w") as file:
         print(json.dumps(ready), file=file)

@@ -180,9 +180,15 @@ class Executor:
         """Tell them."""
         self._transfers.pay_back()
 
-    def introduce(self, lane: int, owner: Identity, direct: bool) -> None:
-        """Whose memory the tickets of a lane name (-1: the frontend's); `direct`: it reads this device's memory."""
+    def introduce(self, lane: int, owner: Identity, direct: bool, shares: bool) -> None:
+        """Whose memory the tickets of a lane name (-1: the frontend's).
+
+        Args:
+            direct: it reads this device's memory.
+            shares: it can map this process's memory; else arrays travel to it inside messages.
+        """
         self._transfers.owners[lane] = owner
+        (self._transfers.far.discard if shares else self._transfers.far.add)(lane)
         if direct:
             self._transfers.direct.add(lane)
 

@@ -11,18 +11,19 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..protocol import messages as m
 from ..protocol.arena import Mappings
 from ..protocol.codec import decode, encode
-from ..protocol.errors import DeviceLost, ProtocolError
+from ..protocol.errors import DeviceLost, ImportFailed, ProtocolError
 from ..protocol.identity import Identity, own_identity, parse_identity, same_host
 from ..protocol.letters import Box, Letters
 from ..protocol.messages import Message
+from ..protocol.network import Network, listening, server_pair
 from ..protocol.operations import table_hash
 from ..protocol.page import ROWS
 from ..protocol.sockets import Inbox, Outlet, ipc, sweep
@@ -30,6 +31,9 @@ from ..protocol.watch import Watch
 from .devices import open_device
 from .executor import Executor
 from .monitor import Monitor
+
+if TYPE_CHECKING:
+    from ..protocol.tcp import Link
 
 OWED_S: Final = 0.002  # how long a lender may wait to be told that a loan is over, when there is nothing else to do
 LOANS_S: Final = 0.5  # how long an instruction that lacks memory waits for what was lent to come back
@@ -44,6 +48,8 @@ class Config:
     folder: Path  # where its endpoint lies
     memory: int  # bytes that its arrays may take, all sessions together
     options: dict[str, Any] = field(default_factory=dict)  # of the device
+    listen: str = ""  # tcp://host:port, to be reached from elsewhere, too
+    keys: Path | None = None  # the file of keys, for that
 
 
 class Session:
@@ -51,7 +57,8 @@ class Session:
 
     executor: Executor
 
-    def __init__(self, events: Outlet, lane: int, owner: Identity) -> None:
+    def __init__(self, id: bytes, events: Outlet, lane: int, owner: Identity) -> None:
+        self.id = id
         self.lane = lane
         self.owner = owner  # the frontend's process
         self.batches: deque[m.Batch] = deque()
@@ -76,8 +83,9 @@ class Session:
         """The first instruction of the next batch; one that means nothing here, if none has come."""
         return self.batches[0].instructions[0] if self.batches else (m.Control.FENCE,)
 
-    def connect(self, lane: int, endpoint: str) -> None:
-        self._peers[lane] = Outlet(endpoint)
+    def connect(self, lane: int, endpoint: str, link: Link | None) -> None:
+        self.disconnect(lane)
+        self._peers[lane] = Outlet(endpoint, link=link)
         with contextlib.suppress(OSError):  # it has no box: everything goes by the outlet
             self._letters[lane] = Letters(endpoint)
 
@@ -122,10 +130,13 @@ class Worker:
         self._mappings = Mappings()
         self._broken: dict[bytes, str] = {}  # sessions to be ended, and why
         self._stopping = False
-        self.inbox = Inbox(ipc(config.folder, config.name), f"inproc://{config.name}-{self.identity.incarnation}")
+        self._network = Network(server_pair(config.keys), self._tell_lost)
+        inproc = f"inproc://{config.name}-{self.identity.incarnation}"
+        self.inbox = Inbox(ipc(config.folder, config.name), inproc, listening(config.listen, config.keys))
+        self._own_name = b"own" + os.urandom(16)  # of this process's own threads, which nobody else can guess
         self._box: Box | None = None
         with contextlib.suppress(OSError):
-            self._box = Box(self.inbox.endpoint)
+            self._box = Box(self.inbox.local)
             self.inbox.watch(self._box.fd)
         # Proves that the device is there before anyone relies on it; each session opens its own.
         open_device(
@@ -168,6 +179,7 @@ class Worker:
             raise
         for name in list(self._sessions):
             self._end(name, linger_ms=200)
+        self._network.close()
         self.inbox.close()
         if self._box is not None:
             self._box.close()
@@ -281,7 +293,7 @@ class Worker:
 
     def _handle(self, sender: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
-        if handler is not None:
+        if handler is not None and (sender or type(message) in (m.Ticket, m.Taken)):  # letters bring nothing else
             session = getattr(message, "session", b"")
             name = sender if sender in self._sessions else self._names.get(session, b"")
             self._contain(name, handler, sender, message)
@@ -311,8 +323,9 @@ class Worker:
     # -- sessions
 
     def _hello(self, sender: bytes, hello: m.Hello) -> None:
-        events = Outlet(hello.events, events=True)
         reason = self._why_not(sender, hello)
+        link = self._network.link(hello.events, hello.session if reason is None else None)
+        events = Outlet(self._speakable(sender, hello.events), events=True, link=link)
         if reason is None:
             try:
                 self._open(sender, hello, events)
@@ -333,7 +346,7 @@ class Worker:
             identity=self.identity,
             options=self._config.options,
         )
-        session = Session(events, hello.lane, owner)
+        session = Session(hello.session, events, hello.lane, owner)
         try:
             window = options.get("window", 1024)
             executor = Executor(
@@ -346,12 +359,16 @@ class Worker:
                 self._await_loans,
                 session.upcoming,
             )
-            executor.introduce(-1, owner, direct=False)
             session.executor = executor
-            progress = options.get("progress")
-            if progress is not None and same_host(owner, self.identity):
-                session.progress = self._mappings.attach(owner, progress, writable=True).cast("q")
-                session.show_progress()
+            shares, progress = same_host(owner, self.identity), options.get("progress")
+            if shares and progress is not None:
+                try:
+                    session.progress = self._mappings.attach(owner, progress, writable=True).cast("q")
+                except ImportFailed:  # as in a container that hides processes from one another
+                    shares = False
+                else:
+                    session.show_progress()
+            executor.introduce(-1, owner, direct=False, shares=shares)
         except BaseException:
             device.close()
             raise
@@ -359,7 +376,8 @@ class Worker:
             self.inbox.watch(device.completion_fd)
         self._sessions[sender] = session
         self._names[hello.session] = sender
-        session.report(m.Welcome(hello.lane, tuple(self.identity), {**device.info._asdict(), "pid": os.getpid()}))
+        told = {**device.info._asdict(), "pid": os.getpid(), "shares": shares}
+        session.report(m.Welcome(hello.lane, tuple(self.identity), told))
         if same_host(owner, self.identity):
             self._watch.watch(hello.session, owner)
 
@@ -375,6 +393,9 @@ class Worker:
                 f"the program and the worker of {here} have different tables of operations; "
                 f"install the same version of interlock on both sides and restart the worker"
             )
+        kinds = type(hello.options.get("window", 1)), type(hello.options.get("memory") or 1)
+        if len(hello.session) != 16 or not 0 <= hello.lane < m.LANES or kinds != (int, int):
+            return f"what the program told the worker of {here} about itself makes no sense"
         if hello.session in self._names or sender in self._sessions:
             return f"the worker of {here} serves a session of that number already"
         return None
@@ -382,9 +403,22 @@ class Worker:
     def _introduce(self, sender: bytes, peers: m.Peers) -> None:
         session = self._sessions.get(sender)
         if session is not None:
-            for lane, endpoint, identity, direct in peers.peers:
-                session.connect(lane, endpoint)
-                session.executor.introduce(lane, parse_identity(identity), direct)
+            for lane, endpoint, values, direct in peers.peers:
+                identity = parse_identity(values)
+                link = self._network.link(endpoint, (session.id, lane))
+                session.connect(lane, self._speakable(sender, endpoint), link)
+                session.executor.introduce(lane, identity, direct, same_host(identity, self.identity))
+
+    def _speakable(self, sender: bytes, endpoint: str) -> str:
+        """An endpoint that a session may send this worker to: none inside it, and of another machine none here.
+
+        Raises:
+            ProtocolError: it may not.
+        """
+        if endpoint.startswith("tcp://") or (endpoint.startswith("ipc://") and not self.inbox.is_remote(sender)):
+            return endpoint
+        raise ProtocolError(f"a session of {'another' if self.inbox.is_remote(sender) else 'this'} machine cannot be "
+                            f"spoken to at {endpoint!r}")  # fmt: skip
 
     def _queue(self, sender: bytes, batch: m.Batch) -> None:
         session = self._sessions.get(sender)
@@ -452,18 +486,26 @@ class Worker:
         if session is not None:
             session.executor.returned(taken.tickets, taken.source)
 
-    def _lost(self, _: bytes, lost: m.Lost) -> None:
-        """The frontend of a session has ended: so does the session."""
+    def _lost(self, sender: bytes, lost: m.Lost) -> None:
+        """The frontend of a session has ended: so does the session. Or the way to another worker is lost."""
+        if self._own_name not in sender:
+            return  # only this process's own threads know
+        if type(lost.key) is tuple:
+            session = self._of(lost.key[0])
+            if session is not None:
+                session.report(m.Unreachable(session.lane, lost.key[1], lost.reason))
+            return
         self._end(self._names.get(lost.key, b""), linger_ms=0)
         sweep()  # its endpoints, if it was killed
 
-    def _stop(self, _: bytes, __: m.Stop) -> None:
-        self._stopping = True
+    def _stop(self, sender: bytes, _: m.Stop) -> None:
+        if not self.inbox.is_remote(sender):  # that is its supervisor's to say
+            self._stopping = True
 
-    def _tell_lost(self, session: Hashable) -> None:
-        """On the watch's thread: tell the loop, by the one road that it listens on."""
-        outlet = Outlet(self.inbox.inproc)
-        outlet.send(encode(m.Lost(session, "its process has ended")))
+    def _tell_lost(self, key: Any, words: str = "has ended") -> None:
+        """On a thread that watches processes or connections: tell the loop, by the one road that it listens on."""
+        outlet = Outlet(self.inbox.inproc, name=self._own_name + os.urandom(8))
+        outlet.send(encode(m.Lost(key, words)))
         outlet.close()
 
 

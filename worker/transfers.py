@@ -16,6 +16,7 @@ import numpy as np
 
 from ..protocol.errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone
 from ..protocol.identity import Identity, ends_within
+from ..protocol.limits import CARRIED, too_large
 from ..protocol.messages import Message, Ref, Released, Taken, Ticket, Value
 from ..protocol.specs import Spec
 from .buffers import SMALL, Failure, Memory, Origin, Store
@@ -49,6 +50,7 @@ class Transfers:
         self.moved: list[tuple[Any, ...]] | None = None  # records while tracing
         self.owners: dict[int, Identity] = {}  # by lane: whose memory its tickets name; -1 is the frontend
         self.direct: set[int] = set()  # lanes whose device reads this one's memory itself
+        self.far: set[int] = set()  # those that share no memory with this process; as in `owners`
         self._device = device
         self._lane = lane
         self._session = session
@@ -71,10 +73,11 @@ class Transfers:
             return  # nobody is there to take it
         array = self._store.arrays[ref]
         if self._device.inline:
-            self._depart(target, ticket, self._place(ref, array, ticket))
+            self._depart(target, ticket, self._place(ref, array, ticket, target))
         elif target in self.direct:
             self._lend_device(ref, array, ticket, target)
         else:
+            self._check_size(array, target)
             self._copy_out(ref, array, ("send", target, ticket))
 
     def send_failure(self, instruction: tuple[Any, ...], failure: Failure) -> None:
@@ -86,10 +89,11 @@ class Transfers:
         """Answer with the array's elements."""
         array = self._store.arrays[ref]
         if not self._device.inline:
+            self._check_size(array, -1)
             self._copy_out(ref, array, ("read", request))
             return
         try:
-            place = self._place(ref, array, -request)
+            place = self._place(ref, array, -request, -1)
         except OutOfDeviceMemory:  # reading is how a program gets out what it will drop then
             if array.nbytes > READ_INSIDE:
                 raise
@@ -114,9 +118,15 @@ class Transfers:
         owed = tuple([loan for loan, _ in self._owed.pop(target, ())])
         self._tell(target, Ticket(self._session, self._lane, ticket, place, reason, time.monotonic_ns(), owed))
 
-    def _place(self, ref: Ref, array: Any, loan: int) -> Any:
+    def _check_size(self, array: Any, reader: int) -> None:
+        """Refuse what would have to travel inside a message, and is too large for one."""
+        if reader in self.far and array.nbytes > CARRIED:
+            raise InterlockError(too_large(array.nbytes, "leave this machine"))
+
+    def _place(self, ref: Ref, array: Any, loan: int, reader: int) -> Any:
         """Where the elements lie, in memory order, on a device whose memory is the host's."""
-        if array.nbytes < SMALL:
+        if array.nbytes < SMALL or reader in self.far:
+            self._check_size(array, reader)
             return packed(array).tobytes()
         lent = self._store.lend(loan, ref) if is_packed(array) else None
         if lent is not None:
@@ -233,7 +243,7 @@ class Transfers:
             self._from_loan(buffer, spec, place, source, origin, message)
         except InterlockError as error:  # no memory here, or theirs cannot be opened
             self.give_back([origin])
-            gone = isinstance(error, (PeerGone, ImportFailed)) and source >= 0
+            gone = isinstance(error, (PeerGone, ImportFailed)) and source >= 0 and source not in self.far
             if gone and ends_within(self.owners[source], DYING_S):  # before the session has told of it
                 raise FailedTicket(Failure((source, 0), "WorkerLost", str(error), "", "", ())) from error
             raise
@@ -257,6 +267,11 @@ class Transfers:
     def _from_bytes(self, buffer: int, spec: Spec, data: bytes) -> None:
         if len(data) != spec.nbytes:
             raise ValueError(f"{len(data)} bytes came for an array of {spec.nbytes}")
+        if self._device.inline and len(data) >= SMALL:  # from another machine: as if it had been made here
+            self._store.create(buffer, spec)
+            block = self._store.memory(buffer).block  # type: ignore[union-attr]  # it is large
+            self._device.host_array(block, (len(data),), np.dtype(np.uint8))[...] = np.frombuffer(data, np.uint8)
+            return
         if self._store.tight:
             self._store.admit(buffer, len(data))
         if self._device.inline:
@@ -292,11 +307,11 @@ class Transfers:
             case ("fence", request):
                 self._report(Value(self._lane, request, None, None))
             case ("read", request, host, nbytes, found):
-                place = None if found[0] else self._host_place(-request, host, nbytes)
+                place = None if found[0] else self._host_place(-request, host, nbytes, -1)
                 self._finish(host, place)
                 self._report(Value(self._lane, request, place, found[0]))
             case ("send", target, ticket, host, nbytes, found):
-                place = None if found[0] else self._host_place(ticket, host, nbytes)
+                place = None if found[0] else self._host_place(ticket, host, nbytes, target)
                 self._finish(host, place)
                 self._arrive_at(target, ticket, place, found[0])
             case ("lend", target, ticket, block, offset, found):
@@ -316,8 +331,8 @@ class Transfers:
                     self.give_back([origin])
                 self._note_moved(message, spec, in_place=False)
 
-    def _host_place(self, loan: int, host: Memory, nbytes: int) -> Any:
-        if nbytes < SMALL:
+    def _host_place(self, loan: int, host: Memory, nbytes: int, reader: int) -> Any:
+        if nbytes < SMALL or reader in self.far:
             return self._device.host_array(host.block, (nbytes,), np.dtype(np.uint8)).tobytes()
         self._store.lend_copy(loan, host)
         return ("host", loan, 0, self._device.host_ticket(host.block))
