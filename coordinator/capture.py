@@ -28,6 +28,7 @@ from . import failures
 from .client import default_session
 from .issue import Handle, handle
 from .lane import BIG
+from .modes import announce_verify
 from .numbers import Number
 from .random import Generator
 from .reach import Reach
@@ -78,6 +79,7 @@ class Captured:
                     entry = self._record(args, kwargs, walk, session)
                     numbers = [number_refs(part.numbers, walk.numbers) for part in entry.recording.parts]
         elif self._verify:
+            announce_verify(session)
             again, result, _ = self._tape(args, kwargs, walk, session)
             difference = entry.recording.difference(again)
             if difference is None and result.said != entry.result.said:
@@ -329,6 +331,8 @@ def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ..
     session.receiver.wake()
     for lane in crowded:
         session.await_credit(lane)
+    if session.modes.sync:
+        session.finish(*lanes)
 
 
 def _issue_one_by_one(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ...]], base: int) -> None:

@@ -17,7 +17,7 @@ from ..protocol.errors import InterlockError, Unreachable
 from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
 from ..protocol.supervision import ROSTER, parse_roster
-from . import workers
+from . import modes, workers
 from .events import seconds
 from .lane import Device, Lane
 from .lives import Launched, Started
@@ -43,6 +43,8 @@ def connect(
     options: dict[str, Any] | None = None,
     restart: bool = False,
     keys: str | os.PathLike[str] | None = None,
+    sync: str | None = None,
+    nan: str | None = None,
 ) -> Session:
     """Start a session, which becomes the default one.
 
@@ -54,6 +56,10 @@ def connect(
         window: instructions that may be on the way to one worker.
         memory: bytes that the session may use on each worker; None for an equal part of half the machine's.
         keys: for an address over tcp, the file with this program's keys; None for INTERLOCK_KEYS, else the user's own.
+        sync: "op" to wait for every operation, so that what fails raises at its own line; None: what INTERLOCK_SYNC
+            says.
+        nan: "flag" to warn, "raise" to raise FloatingPointError, at the next read or `synchronize`, of operations that
+            made a NaN or an infinity out of operands without one; None: what INTERLOCK_NAN says.
         options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
         restart: give a device another worker by itself when one is lost, as `session.restart` does when it is asked to.
 
@@ -71,6 +77,7 @@ def connect(
     else:
         said = ""
     check_settings(gate, window, memory)
+    chosen = modes.chosen(sync, nan)
     if address is not None:
         pair = _client_pair(keys) if address.startswith("tcp://") else None
         session = Session(
@@ -81,14 +88,16 @@ def connect(
             source=Launched(address, pair),
             restart=restart,
             pair=pair,
+            modes=chosen,
         )
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
-        session = _start(named, gate, window, memory, options or {}, restart)
+        session = _start(named, gate, window, memory, options or {}, restart, chosen)
     try:
         with _lock:
             session.previous = _open(_default)
             _default = session
+        modes.announce(session)
     except BaseException:  # Ctrl-C: nobody has it
         session.close()
         raise
@@ -122,7 +131,13 @@ def count_gpus() -> int:
 
 
 def _start(
-    devices: list[str], gate: str, window: int, memory: int | None, options: dict[str, Any], restart: bool
+    devices: list[str],
+    gate: str,
+    window: int,
+    memory: int | None,
+    options: dict[str, Any],
+    restart: bool,
+    chosen: modes.Modes,
 ) -> Session:
     folder = private_folder()
     processes: list[workers.Process] = []
@@ -130,7 +145,15 @@ def _start(
         processes, adopted = workers.start(devices, folder, memory, options)
         source = Started(folder, memory, options, devices)
         return Session(
-            adopted, processes, folder=folder, gate=gate, window=window, memory=memory, source=source, restart=restart
+            adopted,
+            processes,
+            folder=folder,
+            gate=gate,
+            window=window,
+            memory=memory,
+            source=source,
+            restart=restart,
+            modes=chosen,
         )
     except BaseException:
         workers.stop(processes, 0.0)

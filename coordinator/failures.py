@@ -35,7 +35,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._causes: dict[Root, tuple[Cause, Site | None, int]] = {}
-        self._inherited: dict[Root, Site | None] = {}
+        self._inherited: dict[Root, tuple[Site | None, Root]] = {}
         self._unread: dict[Root, None] = {}
         self._raised: dict[Root, None] = {}
 
@@ -47,9 +47,9 @@ class Ledger:
         _bound(self._causes)
         _bound(self._unread)
 
-    def inherited(self, at: Root, site: Site | None) -> None:
-        """An instruction inherited a failure."""
-        self._inherited[at] = site
+    def inherited(self, at: Root, site: Site | None, root: Root) -> None:
+        """An instruction inherited the failure `root`."""
+        self._inherited[at] = site, root
         _bound(self._inherited)
 
     def raised(self, root: Root) -> tuple[Cause, Site | None] | None:
@@ -68,7 +68,25 @@ class Ledger:
 
     def line(self, at: Root) -> Site | None:
         """The line of an instruction that inherited a failure."""
-        return self._inherited.get(at)
+        known = self._inherited.get(at)
+        return None if known is None else known[0]
+
+    def among(self, spans: list[tuple[int, int, int]]) -> list[tuple[Root, Cause, Site | None]]:
+        """The failures that instructions `first` to `last` of lanes are, or inherited, in the order of issue.
+
+        From now on they count as read.
+        """
+        if not self._causes:
+            return []
+        found: dict[Root, None] = {}
+        for lane, first, last in spans:
+            for n in range(first, last + 1):
+                root = self._inherited[lane, n][1] if (lane, n) in self._inherited else (lane, n)
+                if root in self._causes:
+                    found[root] = None
+        for root in found:
+            self.raised(root)
+        return [(root, *self._causes[root][:2]) for root in sorted(found, key=lambda each: self._causes[each][2])]
 
 
 def _bound(kept: dict[Root, Any]) -> None:
@@ -134,6 +152,15 @@ def again(error: Exception) -> Exception:
     for note in getattr(error, "__notes__", ()):
         made.add_note(note)
     return made
+
+
+def note_others(errors: list[Exception]) -> None:
+    """Tell of the other failures by notes on the first."""
+    first, *others = errors
+    for other in others[:10]:
+        first.add_note(f"also failed: {type(other).__name__}: {other}\n  {other.__notes__[0]}")
+    if len(others) > 10:
+        first.add_note(f"and {len(others) - 10} more")
 
 
 def unread(count: int, first: list[Any]) -> str:

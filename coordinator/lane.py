@@ -82,7 +82,7 @@ class Lane:
         self.batch: list[Instruction] = []  # issued and not sent
         self.sites: list[Site | None] = []  # the user's line of each
         self.first = 1  # the number of batch[0]
-        self.limit = FIRST_LOOK  # at this length of the batch, `full` decides
+        self.limit = min(FIRST_LOOK, session.longest)  # at this length of the batch, `full` decides
         self.heavy = 0  # bytes of large results in the batch
         self.large: list[int] = []  # the places in the batch of what makes these
         self.owners: dict[int, Site | None] = {}  # by buffer: the line that made it, of large ones that live
@@ -92,6 +92,7 @@ class Lane:
         self.dropped: deque[int] = deque()
         self.recordings: dict[int, Part] = {}  # that the worker knows
         self.completed = 0  # as far as events have told
+        self.looked = 0  # as far as failures have been raised, under sync="op"
         # What was sent and is not completed, with the sites: of a run each of its instructions has one.
         self.log: deque[tuple[int, list[Site | None], list[Instruction]]] = deque()
         self.past: deque[tuple[int, list[Site | None], list[Instruction]]] = deque(maxlen=PAST)  # completed since
@@ -207,11 +208,13 @@ class Lane:
             if len(self.batch) >= BATCH or self.heavy > HEAVY or self.idle():
                 self.flush()
             else:
-                self.limit = len(self.batch) + STEP if recorder is None else 0
+                self.limit = min(len(self.batch) + STEP, self.session.longest)
             room = self.in_window()
         self.session.receiver.wake()
         if not room:
             self.session.await_credit(self)
+        if self.session.modes.sync and not self.session.taping():
+            self.session.finish(self)
 
     def flush(self) -> None:
         """Send what was issued, and the buffers that were dropped. The caller holds the lock."""
@@ -239,7 +242,7 @@ class Lane:
     def _forward(self, first: int, batch: list[Instruction]) -> None:
         """Send the batch and begin the next one. If Ctrl-C comes in between, it is sent twice, and run once."""
         message, known = self._message(first, batch)
-        limit = FIRST_LOOK if self.session.recorder is None else 0
+        limit = min(FIRST_LOOK, self.session.longest)
         following, fresh = first + self._length(batch), self._lists()
         self._outlet.send(message)
         # These are no calls: Python does not look for signals between them.
@@ -254,6 +257,10 @@ class Lane:
             return len(batch)
         runs = sum([int(each[5]) - 1 for each in batch if each[0] == Control.RUN])
         return len(batch) + runs
+
+    def last(self) -> int:
+        """The number of the last instruction that was issued."""
+        return self.first + self._length(self.batch) - 1
 
     def _lists(self) -> tuple[list[Instruction], list[Site | None]]:
         """The next batch and its sites, empty; while something is recorded they are the tape's."""
@@ -352,7 +359,7 @@ class GatedLane(Lane):
         session.gate.open(index)
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
-        limit = FIRST_LOOK if self.session.recorder is None else 0
+        limit = min(FIRST_LOOK, self.session.longest)
         self.first, self.heavy, self.limit, self.large = first + len(batch), 0, limit, []
         self.batch, self.sites = self._lists()
         self.scan(first, batch)

@@ -45,8 +45,9 @@ from . import failures, workers
 from .events import Pending, Receiver
 from .failures import Cause, Root
 from .interrupts import Interrupts
-from .lane import BIG, Device, GatedLane, Lane
+from .lane import BATCH, BIG, Device, GatedLane, Lane
 from .lives import MOST_LANES, Lives, Source, greet_again, replaced
+from .modes import PLAIN, Flags, Modes, words
 from .owners import Owners
 from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
@@ -101,6 +102,7 @@ class Session:
         source: Source | None = None,
         restart: bool = False,
         pair: Pair | None = None,
+        modes: Modes = PLAIN,
     ) -> None:
         """Greet the workers.
 
@@ -124,6 +126,10 @@ class Session:
         self.hazards = Hazards()
         self.recvs: dict[int, tuple[int, int]] = {}  # gate only: by ticket, the recv of a send that is issued with it
         self.sends: dict[tuple[int, int], tuple[int, int]] = {}  # gate only: the send of each recv
+        self.modes = modes
+        self.verifying = False  # a captured function with verify=True was called, and said so
+        self.flags = Flags(self, modes.nan)
+        self.longest = 0 if modes.sync else BATCH  # instructions before a lane decides whether its batch leaves
         self.recorder: Recorder | None = None
         self.tape: Tape | None = None  # while something is recorded
         self.taping_turn = threading.Lock()  # one at a time
@@ -215,7 +221,9 @@ class Session:
     def _say_hello(self, lane: Lane) -> None:
         with self.lock:
             progress = self._page.ticket(self._progress_block)
-            options = {"memory": self.memory, "window": self.window, "progress": progress}
+            options: dict[str, Any] = {"memory": self.memory, "window": self.window, "progress": progress}
+            if self.modes.nan:
+                options["nan"] = True
             self._welcomes[lane.index] = Pending(lane.index)
             hello = m.Hello(
                 m.PROTOCOL_VERSION,
@@ -412,7 +420,9 @@ class Session:
                 pending.happened(failures.again(lane.lost))
                 return pending
             self._pending[request] = pending
-            lane.append((Control.FENCE, request) if ref is None else (Control.READ, ref, request), site)
+            n = lane.append((Control.FENCE, request) if ref is None else (Control.READ, ref, request), site)
+            if ref is not None:
+                lane.looked = max(lane.looked, n)  # what fails in a read is raised by the read
             self.flush()
         return pending
 
@@ -427,9 +437,16 @@ class Session:
             send = (Control.SEND, ref, ticket, target.index)
             recv = (Control.RECV, buffer, spec.id, ticket, source.index)
             self.issue_transfer(source, target, send, recv, spec, site)
-        for lane in (source, target):
-            if len(lane.batch) >= lane.limit:
-                lane.full()
+        try:
+            for lane in (source, target):
+                if len(lane.batch) >= lane.limit:
+                    lane.full()
+        except BaseException as error:
+            target.dropped.append(buffer)  # nobody will have a handle of it
+            if self.modes.sync and isinstance(error, Exception):
+                with contextlib.suppress(Exception):  # what failed at the source fails at the target, too
+                    self.finish(target)
+            raise
         return buffer
 
     def issue_transfer(
@@ -485,7 +502,11 @@ class Session:
                 lane.heavy += len(place)  # let it leave soon: the message grows
                 lane.limit = 0
         if len(lane.batch) >= lane.limit:
-            lane.full()
+            try:
+                lane.full()
+            except BaseException:  # nobody will have a handle of it
+                lane.dropped.append(buffer)
+                raise
         return buffer
 
     def _allocate(self, spec: Spec, site: Site | None) -> Any:
@@ -552,7 +573,7 @@ class Session:
                     continue
                 request = next(self._requests)
                 self._pending[request] = pending
-                lane.append((Control.READ, ref, request), site)
+                lane.looked = max(lane.looked, lane.append((Control.READ, ref, request), site))
             self.flush()
         self.receiver.wake()  # nobody else may be receiving
         return asked
@@ -576,9 +597,13 @@ class Session:
         if fact.failure is not None:
             raise self._error(fact.failure)
         if type(fact.place) is bytes:
-            return _of_bytes(fact.place, spec).copy("K")
-        with self.in_place(pending, spec) as elements:
-            return elements.copy("K")
+            elements = _of_bytes(fact.place, spec).copy("K")
+        else:
+            with self.in_place(pending, spec) as lent:
+                elements = lent.copy("K")
+        if self.flags.on:
+            self.flags.tell(user_site(2))
+        return elements
 
     @contextlib.contextmanager
     def in_place(self, pending: Pending, spec: Spec) -> Iterator[np.ndarray[Any, Any]]:
@@ -629,12 +654,41 @@ class Session:
         if not errors and lost:
             raise failures.again(lost[0])
         if errors:
-            first, *others = errors
-            for other in others[:10]:
-                first.add_note(f"also failed: {type(other).__name__}: {other}\n  {other.__notes__[0]}")
-            if len(others) > 10:
-                first.add_note(f"and {len(others) - 10} more")
-            raise first
+            failures.note_others(errors)
+            raise errors[0]
+        if self.flags.on:
+            self.flags.tell(user_site(3))
+
+    def finish(self, *lanes: Lane) -> None:
+        """Wait until all that was issued in lanes has finished, and raise what failed: sync="op" after each operation.
+
+        Raises:
+            Exception: the first failure since the last time, with the others as notes.
+        """
+        site = user_site(2)
+        with self.lock:
+            spans = [(lane, lane.looked + 1, lane.last()) for lane in lanes]
+        fences = [self._ask(lane, None, site) for lane in lanes]
+        try:
+            for pending in fences:
+                self.wait(pending)
+        except BaseException:  # Ctrl-C
+            for pending in fences:
+                self.abandon(pending)
+            raise
+        for pending in fences:
+            if isinstance(pending.fact, Exception):
+                raise pending.fact
+        with self.lock:
+            found = self._failures.among([(lane.index, first, last) for lane, first, last in spans])
+            for lane, _, last in spans:
+                lane.looked = max(lane.looked, last)
+        errors = [self._exception(root, cause, line, ()) for root, cause, line in found]
+        if errors:
+            failures.note_others(errors)
+            raise errors[0]
+        if self.flags.on:
+            self.flags.tell(site)
 
     def _take_unread(self) -> list[Exception]:
         with self.lock:
@@ -703,6 +757,8 @@ class Session:
                 self._completed(message.lane, message.through)
             case m.Failed():
                 self._failed(message)
+            case m.Flagged():
+                self.flags.add(message)
             case m.Released():
                 for block in message.blocks:
                     uploaded = self._uploads.pop(block, None)
@@ -760,14 +816,14 @@ class Session:
             lane.forward_ready()
 
     def _failed(self, message: m.Failed) -> None:
-        root = tuple(message.root)
+        root = (message.root[0], message.root[1])
         site = self.lanes[message.lane].site(message.n)
         if root == (message.lane, message.n):
             owners = self._owners.lines(message.lane, message.shortage) if message.shortage else ()
             cause = Cause(message.kind, message.text, message.traceback, message.detail, message.shortage, owners)
             self._failures.failed(root, cause, site, message.issued)
         else:
-            self._failures.inherited((message.lane, message.n), site)
+            self._failures.inherited((message.lane, message.n), site, root)
 
     def _tell_lost(self, lane: Any, words: str = "") -> None:
         """On the thread of a watch or of a connection: tell by the one road that everyone listens on."""
@@ -871,6 +927,7 @@ class Session:
         self.synchronize(raising=False)
         with self.lock:
             self.recorder = Recorder([str(lane.device) for lane in self.lanes])
+            self.longest = 0
             for lane in self.lanes:
                 if lane.lost is None:
                     lane.send(m.Trace(True))
@@ -891,6 +948,7 @@ class Session:
         for pending in waits:
             self.receiver.wait(pending, HELLO_S)
         self.recorder = None
+        self.longest = 0 if self.modes.sync else BATCH
         return recorder
 
     # -- the end
@@ -945,6 +1003,8 @@ class Session:
             from .checkpoints import report
 
             report(self.saves)
+        if self.flags.on:
+            self.flags.tell(user_site(2), closing=True)
         if interrupt is not None:
             raise interrupt
 
@@ -967,7 +1027,8 @@ class Session:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else ", ".join(str(lane.device) for lane in self.lanes)
-        return f"<interlock session: {state}>"
+        on = words(self)
+        return f"<interlock session: {state}{'; ' if on else ''}{on}>"
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # open ones

@@ -9,7 +9,7 @@ Who speaks to whom:
   Cancel, Goodbye;
 - a worker to a worker's inbox: Ticket, Taken;
 - a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced,
-  Inspected, Lost, Unreachable;
+  Inspected, Flagged, Lost, Unreachable;
 - a watcher thread, inside its own process, to the inbox or to the events: Lost;
 - a supervisor to a worker's inbox: Stop.
 
@@ -242,11 +242,22 @@ class Unreachable(NamedTuple):
     reason: str
 
 
+class Flagged(NamedTuple):
+    """Instruction n made or brought a NaN or an infinity, and nothing before it that it reads had one."""
+
+    lane: int
+    n: int
+    how: str  # "made", "number" (an operand is one that is not finite), "data" (it was sent so)
+    detail: str  # the operation and its operands' specs, or the spec of what was sent
+    counts: tuple[int, ...]  # nan, inf, elements
+    issued: int  # grows in the order of issue over all lanes
+
+
 Message = Any  # any of the classes below
 CLASSES: Final[tuple[type[Any], ...]] = (
     Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
     Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost, Inspect, Inspected,
-    Cancel, Unreachable,
+    Cancel, Unreachable, Flagged,
 )  # fmt: skip
 TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
 

@@ -13,7 +13,8 @@ RUNNING: Final = 2  # the worker, now and then: the instruction that runs, or ra
 SINCE: Final = 3  # the worker, with RUNNING: since when at the latest, in nanoseconds of the monotonic clock
 CANCEL: Final = 4  # the session: what has not started up to this one is dropped...
 CANCEL_AT: Final = 5  # ...from this moment on, in nanoseconds of the monotonic clock
-ROWS: Final = 6
+FLAGGED: Final = 6  # the worker, under nan=: how many Flagged it has sent
+ROWS: Final = 7
 
 
 def cell(page: memoryview, row: int, lane: int) -> int:

@@ -51,6 +51,7 @@ from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
 from .devices.base import COMPUTE, Device
+from .finiteness import Finiteness
 from .kernels import conform, decode_operand, kernel
 from .replay import Program, Run, carry_out
 from .scoreboard import Scoreboard, ticket_from
@@ -78,10 +79,11 @@ class Executor:
         window: int,
         await_loans: Callable[[], bool] = lambda: False,
         upcoming: Callable[[], Instruction] = lambda: (Control.FENCE,),
+        nan: bool = False,
     ) -> None:
         """`report` sends to the session, `tell` to another lane's worker; `window` instructions may be on the way.
 
-        `upcoming` gives the first instruction of the next batch, if it is here.
+        `upcoming` gives the first instruction of the next batch, if it is here. `nan`: look through all results.
         """
         self._upcoming = upcoming
         self.lane = lane
@@ -114,6 +116,10 @@ class Executor:
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
             self._handlers.update(self._inline(operation) if device.inline else self._queued(operation))
+        self._finiteness: Finiteness | None = None
+        if nan:
+            self._finiteness = Finiteness(lane, device, self._store.arrays, self._detail, self._late.append)
+            self._handlers = self._finiteness.around(self._handlers)
         self._plain = dict(self._handlers)  # to go back to when what was cancelled is over
         self._run_in_hand: Run | None = None  # on a device with queues: the run whose instructions are being launched
 
@@ -348,7 +354,8 @@ class Executor:
         known = self._programs.pop(recording, None)
         if known is not None:  # it came twice, as the program was interrupted while it sent
             known.close()
-        self._programs[recording] = Program(recording, template, self.device, self._store, self._transfers)
+        short = self.device.inline and self._finiteness is None  # whose steps nobody looks behind
+        self._programs[recording] = Program(recording, template, self.device, self._store, self._transfers, short)
 
     def _forget(self, recording: int) -> None:
         self._programs.pop(recording).close()
@@ -505,13 +512,15 @@ class Executor:
             return failure
         return self._new_failure(n, instruction, error)
 
-    def _new_failure(self, n: int, instruction: Instruction, error: Exception) -> Failure:
+    def _new_failure(
+        self, n: int, instruction: Instruction, error: Exception, values: tuple[Any, ...] | None = None
+    ) -> Failure:
         if isinstance(error, MemoryError):
             return self._shortage(n, instruction, error)
         words = "" if isinstance(error, Cancelled) else "".join(traceback.format_exception(error))
         # NumPy has private classes: the one that it documents is the nearest that is not.
         kind = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
-        failure = Failure((self.lane, n), kind, str(error), words, self._detail(instruction), ())
+        failure = Failure((self.lane, n), kind, str(error), words, self._detail(instruction, values), ())
         self._tell_failed(n, failure, instruction)
         return failure
 
@@ -531,8 +540,8 @@ class Executor:
         self._tell_failed(n, failure, instruction, shortage)
         return failure
 
-    def _detail(self, instruction: Instruction) -> str:
-        """The operation and what its operands are, for people."""
+    def _detail(self, instruction: Instruction, values: tuple[Any, ...] | None = None) -> str:
+        """The operation and what its operands are, for people; `values` are these, if their names may be gone."""
         code = instruction[0]
         if code < CONTROLS:
             return ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run")[code]
@@ -540,7 +549,7 @@ class Executor:
         operands = []
         for place, ref in enumerate(refs):
             scalar = place == {SCALAR_RIGHT: 1, SCALAR_LEFT: 0}.get(code % 4)  # a number there is no buffer's
-            array = None if scalar else self._store.arrays.get(ref)
+            array = (None if scalar else self._store.arrays.get(ref)) if values is None else values[place]
             operands.append(f"{array.dtype} {array.shape}" if isinstance(array, self.device.xp.ndarray) else str(ref))
         return f"{BY_NUMBER[code // 4].name}({', '.join(operands)})"
 
@@ -748,8 +757,10 @@ class Executor:
                 raise Cancelled(DROPPED)
             if failed is None:
                 call(target, values, static)
+                if self._finiteness is not None:
+                    self._finiteness.look(n, instruction, _results(instruction, target, values), values)
         except Exception as error:
-            failed = self._new_failure(n, instruction, error)
+            failed = self._new_failure(n, instruction, error, values)
         else:
             if failed is not None:
                 inherited = failed.inherited(self.lane, n)
@@ -775,6 +786,13 @@ class Executor:
         ran = tuple(records.popleft() for _ in range(len(records)))  # the device's threads may add to it meanwhile
         moved, self._transfers.moved = tuple(self._transfers.moved or ()), []
         self._report(Traced(self.lane, ran, moved, last))
+
+
+def _results(instruction: Instruction, target: Any, values: tuple[Any, ...]) -> list[Any]:
+    """The arrays that an operation in the queue has written."""
+    if target is None:
+        return [values[place] for place in BY_NUMBER[instruction[0] // 4].writes]
+    return list(target) if type(target) is tuple else [target]
 
 
 def _behind(executed: int, n: int, instructions: tuple[Instruction, ...]) -> tuple[int, tuple[Instruction, ...]]:

@@ -25,7 +25,7 @@ from ..protocol.letters import Box, Letters
 from ..protocol.messages import Message
 from ..protocol.network import Network, listening, server_pair
 from ..protocol.operations import table_hash
-from ..protocol.page import ROWS
+from ..protocol.page import FLAGGED, ROWS, cell
 from ..protocol.sockets import Inbox, Outlet, ipc, sweep
 from ..protocol.watch import Watch
 from .devices import open_device
@@ -70,6 +70,8 @@ class Session:
         self.seen = 0
 
     def report(self, message: Message) -> None:
+        if type(message) is m.Flagged and self.progress is not None:
+            self.progress[cell(self.progress, FLAGGED, self.lane)] += 1
         self._events.send(encode(message))
 
     def tell(self, lane: int, message: Message) -> None:
@@ -358,6 +360,7 @@ class Worker:
                 window,
                 self._await_loans,
                 session.upcoming,
+                bool(options.get("nan")),
             )
             session.executor = executor
             shares, progress = same_host(owner, self.identity), options.get("progress")

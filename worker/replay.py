@@ -34,7 +34,10 @@ Step = Callable[[], object]
 class Program:
     """A recording's part on this worker."""
 
-    def __init__(self, recording: int, template: Template, device: Device, store: Store, transfers: Transfers) -> None:
+    def __init__(
+        self, recording: int, template: Template, device: Device, store: Store, transfers: Transfers, short: bool
+    ) -> None:
+        """`short`: runs may take the short way."""
         self.template = template
         self.specs: dict[int, Spec] = {}
         for id, shape, dtype, strides in template.specs:
@@ -56,7 +59,7 @@ class Program:
         self._device, self._store, self.transfers = device, store, transfers
         self._fast: FastProgram | None = None
         self.under_way = False  # a run is on the short way
-        self._tried = not device.inline
+        self._tried = not short
 
     def accesses(self, run: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(read, written) buffers of a run; what it changes in part is in both."""
