@@ -105,7 +105,7 @@ def test_a_program_that_fails_for_ever_is_remembered_within_bounds(monkeypatch: 
     ledger = Ledger()
     for n in range(1, 1000):
         ledger.failed((0, n), cause("IndexError", str(n)), None, n)
-        ledger.inherited((0, n), None)
+        ledger.inherited((0, n), None, (0, 1))
         ledger.raised((1, n))
     assert [c.text for _, c, _ in ledger.take_unread()] == [str(n) for n in range(990, 1000)]
     assert max(map(len, (ledger._causes, ledger._inherited, ledger._unread, ledger._raised))) <= 10
