@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+import mlp_autograd
 import numpy as np
-from mlp_model import Samples, Settings, Task, Trainer, undivided
+from mlp_model import Samples, Settings, Task, Trainer, make_step, undivided
 from progress import Progress
 
 import interlock as il
@@ -36,6 +37,7 @@ THREE_ON_THE_CPU: Final = "cpu:0,cpu:1,cpu:2"
 EXAMPLES: Final = """examples:
   python examples/mlp.py                               three workers on the CPU
   python examples/mlp.py --devices cpu:0,sim:0,sim:1   two simulated GPUs
+  python examples/mlp.py --autograd                    the forward pass alone is written by hand
   python examples/mlp.py --devices cpu:0,cpu:1 --dtype float32 --hidden 1024
   python examples/mlp.py --gate coordinator            hold instructions here instead of at the workers
   python examples/mlp.py --eager                       issue each step anew instead of replaying a recording
@@ -72,6 +74,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     where.add_argument("--address", help="of workers that `interlock up` started")
     parser.add_argument("--gate", choices=["worker", "coordinator"], default="worker", help="where instructions wait")
     parser.add_argument("--eager", action="store_true", help="issue each step anew instead of replaying a recording")
+    parser.add_argument("--autograd", action="store_true", help="write the forward pass only: il.grad does the rest")
     parser.add_argument("--dtype", choices=["float64", "float32"], default=default.dtype)
     parser.add_argument("--hidden", type=_count, default=default.hidden, help="units of the hidden layer; %(default)s")
     parser.add_argument("--batch", type=_count, default=default.batch, help="samples of a step; %(default)s")
@@ -284,7 +287,8 @@ def run(args: argparse.Namespace) -> None:
         computing = " ".join(map(str, others))
         layers = f"{task.train.x.shape[1]}-{args.hidden}-{task.classes}"
         print(f"a network of {layers}: {home} sums, {computing} compute", flush=True)
-        trainer = Trainer(il, session.devices, task, settings, capture=not args.eager)
+        make = mlp_autograd.make_step if args.autograd else make_step
+        trainer = Trainer(il, session.devices, task, settings, capture=not args.eager, make=make)
         with Progress("epoch", args.epochs) as progress:
             curve, accuracy = train(trainer, args.epochs, tested, progress)
         with threadpool_limits(threads):

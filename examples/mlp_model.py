@@ -141,8 +141,16 @@ class Part:
 class Trainer:
     """The parts, on their devices, and what was learned so far."""
 
-    def __init__(self, xp: Any, devices: Sequence[Any], task: Task, settings: Settings, capture: bool = False) -> None:
-        """`capture`: have Interlock record a step and replay it."""
+    def __init__(
+        self,
+        xp: Any,
+        devices: Sequence[Any],
+        task: Task,
+        settings: Settings,
+        capture: bool = False,
+        make: Callable[..., Callable[..., Any]] = make_step,
+    ) -> None:
+        """`capture`: have Interlock record a step and replay it; `make`: makes the step."""
         home, *others = devices
         self.settings = settings
         self.batches = len(task.train.x) // settings.batch  # in an epoch
@@ -160,7 +168,7 @@ class Trainer:
         )
         self._test = [xp.asarray(part, device=home) for part in (task.test.x.astype(settings.dtype), task.test.y)]
         self._parts = [Part(xp, device, task, settings, place, len(others)) for place, device in enumerate(others)]
-        step = make_step(xp, home, others, settings.batch, settings.momentum)
+        step = make(xp, home, others, settings.batch, settings.momentum)
         self._step = xp.capture(step) if capture else step
 
     def shuffle(self) -> None:

@@ -19,7 +19,7 @@ threadpoolctl = pytest.importorskip("threadpoolctl")
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
-mlp, model = (importlib.import_module(name) for name in ("mlp", "mlp_model"))
+mlp, model, autograd = (importlib.import_module(name) for name in ("mlp", "mlp_model", "mlp_autograd"))
 sys.path.remove(str(EXAMPLES))
 
 THREE = "cpu:0,cpu:1,cpu:2"
@@ -113,6 +113,19 @@ def test_any_number_of_workers_will_do(devices: str, capture: bool, task: Any, c
     ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS, capture))
     theirs = in_one_process(task, SETTINGS, len(session.devices), mlp.blas_threads(session.devices))
     assert first_difference(ours, theirs) is None
+
+
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("devices", [THREE, SIMULATED])
+def test_with_gradients_by_autograd_it_learns_the_same(
+    devices: str, capture: bool, task: Any, connected: Callable[..., Any]
+) -> None:
+    session = connected(devices)
+    ours = steps_of(model.Trainer(il, session.devices, task, SETTINGS, capture, autograd.make_step))
+    theirs = in_one_process(task, SETTINGS, 3, mlp.blas_threads(session.devices))
+    for mine, other in zip(ours, theirs, strict=True):
+        for found, wanted in zip(mine, other, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_float32_is_bit_equal_as_well(task: Any, connected: Callable[..., Any]) -> None:
