@@ -18,7 +18,7 @@ from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
 from ..protocol.supervision import ROSTER, parse_roster
 from . import modes, workers
-from .events import seconds
+from .events import LONGEST_S, seconds
 from .lane import Device, Lane
 from .lives import Launched, Started
 from .session import Session, check_settings, close_all
@@ -45,6 +45,7 @@ def connect(
     keys: str | os.PathLike[str] | None = None,
     sync: str | None = None,
     nan: str | None = None,
+    start_timeout: float = workers.START_S,
 ) -> Session:
     """Start a session, which becomes the default one.
 
@@ -62,6 +63,7 @@ def connect(
             made a NaN or an infinity out of operands without one; None: what INTERLOCK_NAN says.
         options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
         restart: give a device another worker by itself when one is lost, as `session.restart` does when it is asked to.
+        start_timeout: seconds within which all workers must be ready.
 
     Raises:
         ValueError: not a device's name, or not one of the launcher's.
@@ -78,6 +80,7 @@ def connect(
         said = ""
     check_settings(gate, window, memory)
     chosen = modes.chosen(sync, nan)
+    limit = seconds(start_timeout)
     if address is not None:
         pair = _client_pair(keys) if address.startswith("tcp://") else None
         session = Session(
@@ -92,7 +95,8 @@ def connect(
         )
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
-        session = _start(named, gate, window, memory, options or {}, restart, chosen)
+        limit = LONGEST_S if limit is None else limit
+        session = _start(named, gate, window, memory, options or {}, restart, chosen, limit)
     try:
         with _lock:
             session.previous = _open(_default)
@@ -138,11 +142,12 @@ def _start(
     options: dict[str, Any],
     restart: bool,
     chosen: modes.Modes,
+    start_timeout: float,
 ) -> Session:
     folder = private_folder()
     processes: list[workers.Process] = []
     try:
-        processes, adopted = workers.start(devices, folder, memory, options)
+        _, adopted = workers.start(devices, folder, memory, options, start_timeout, processes)
         source = Started(folder, memory, options, devices)
         return Session(
             adopted,

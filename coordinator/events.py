@@ -18,9 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..protocol.sockets import Events
+from ..protocol.errors import InterlockError
+from ..protocol.sockets import Events, Outlet
 
 LONGEST_S: Final = 1e6  # seconds; what is longer is cut off, as the sockets count milliseconds in 32 bits
+TURN_S: Final = 1.0  # how long the end waits for whoever receives
 TICK_S: Final = 0.002  # how long an instruction may lie unsent while the program does something else
 
 
@@ -88,6 +90,7 @@ class Receiver:
         self._awake.acquire()
         self._asleep = False
         self._closing = False
+        self._over = threading.Event()  # the turn is taken for ever
         self._thread = threading.Thread(target=self._run, name="interlock-events", daemon=True)
         self._thread.start()
 
@@ -98,6 +101,8 @@ class Receiver:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
+            if self._closing:
+                raise InterlockError("the session is closed")
             mine = False
             try:
                 with contextlib.suppress(IndexError):  # another thread has it
@@ -109,6 +114,8 @@ class Receiver:
                 if mine:
                     self._turn.append(None)
                     self._pass_on()
+                    if self._closing:
+                        self._shut()
             if not mine:
                 self._follow(pending, left)
         return True
@@ -121,16 +128,35 @@ class Receiver:
                 self._awake.release()
 
     def close(self) -> None:
-        """End the background thread; nobody waits any more."""
+        """End the background thread and close the socket. All that anyone waits for has happened already."""
         self._closing = True
         self._asleep = True
         self.wake()
+        if not self._shut():
+            self._hurry()
+            self._over.wait(TURN_S)  # in vain if this very thread has the turn, further down: it closes when it leaves
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(TURN_S)
+
+    def _hurry(self) -> None:
+        """Let whoever receives see that what it waits for has happened."""
+        outlet = Outlet(self._events.inproc, events=True)
+        outlet.send(b"")
+        outlet.close()
+
+    def _shut(self) -> bool:
+        """Close the socket, unless somebody receives."""
+        try:
+            del self._turn[0]
+        except IndexError:
+            return self._over.is_set()
+        self._events.close()
+        self._over.set()
+        return True
 
     def _receive_until(self, pending: Pending, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not pending.done:
+        while not pending.done and not self._closing:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             data = self._events.receive(left)
             if data is None:
@@ -195,6 +221,8 @@ class Receiver:
             self._drain()
         finally:
             self._turn.append(None)
+            if self._closing:
+                self._shut()
         with self._guard:
             for wakeup in self._followers:
                 wakeup.set()

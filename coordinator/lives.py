@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST_LANES: Final = 256  # of a session: a ticket has so much room for the number of its lane
 RESTART_S: Final = 30.0  # how long a launcher may take to start another worker
 AGAIN_S: Final = 0.05  # between two questions to it
+JOIN_S: Final = 0.5  # how long the end waits for the thread that gives devices other workers
 ASK_S: Final = 5.0  # how long it may take to answer one
 
 
@@ -178,7 +179,7 @@ class Lives:
         self._closed.set()
         self._source.close()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(JOIN_S)  # it may greet a worker that does not answer: a closed session ends that
 
     # -- by itself
 

@@ -12,7 +12,6 @@ import itertools
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,10 +37,11 @@ from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.network import Network
 from ..protocol.operations import table_hash
 from ..protocol.page import ROWS
-from ..protocol.sockets import Events, Outlet, ipc, private_folder, remove_folder
+from ..protocol.sockets import Events, Outlet, ipc, private_folder
 from ..protocol.specs import Spec, packed_strides
 from ..protocol.watch import Watch
 from . import failures, workers
+from .closing import WORK_S, Closing, close
 from .events import Pending, Receiver
 from .failures import Cause, Root
 from .interrupts import Interrupts
@@ -118,6 +118,9 @@ class Session:
         self.memory = memory or workers.default_memory(len(adopted))
         self.window_bytes = self.memory // 4
         self.closed = False
+        self.closing = Closing()
+        self.exiting = False  # the program ends while threads still use the session
+        self.greeted = False
         self.mine = True  # this process made the session; a forked child did not
         self.lanes: list[Lane] = []
         self.previous: Session | None = None  # the default session before this one
@@ -179,6 +182,7 @@ class Session:
             raise
         self.devices = [lane.device for lane in self.lanes]
         self._devices = {str(device): device for device in self.devices}
+        self.greeted = True
         _sessions.add(self)
 
     # -- the beginning
@@ -399,7 +403,7 @@ class Session:
         started = time.monotonic_ns()
         while True:
             with self.lock:
-                if not self._gated:  # before looking: a worker that is done by now may tell no more
+                if not self._gated and lane.lost is None:  # before looking: one that is done by now may tell no more
                     self.progress[MOST_LANES + lane.index] = lane.room_at(ROOM)
                 if lane.lost is not None or lane.in_window(ROOM):
                     self._give_credit(lane)
@@ -698,8 +702,7 @@ class Session:
     def _why_waiting(self, lane: Lane, timeout: float | None) -> str:
         stuck = []
         for each in self.lanes:
-            through = each.through()
-            if through < each.first - 1 and each.lost is None:
+            if each.lost is None and (through := each.through()) < each.first - 1:
                 where = describe(each.site(through + 1))
                 stuck.append(f"{each.device} has finished {through} of {each.first - 1} instructions; next is {where}")
         story = "\n  ".join(stuck)
@@ -848,7 +851,7 @@ class Session:
 
     def _lose(self, index: int, reason: str) -> None:
         lane = self.lanes[index]
-        if lane.lost is not None or self.closed:
+        if lane.lost is not None or self.closed or self.exiting:
             return
         found = unfinished(lane)
         words = "" if lane.process is None else lane.process.last_words()
@@ -955,69 +958,10 @@ class Session:
 
     def close(self) -> None:
         """End the session; the workers that it started are stopped. Failures that nobody read are warned of, once."""
-        if self.closed or os.getpid() != self._pid:
-            return
-        unread: list[Exception] = []
-        interrupt = self._finish_saves()
-        if self.lives is not None:
-            self.lives.close()
-        if getattr(self, "devices", None) is not None:
-            with contextlib.suppress(Exception):
-                self.synchronize(timeout=workers.STOP_S, raising=False)
-            unread = self._take_unread()
-        with self.lock:
-            self.closed = True
-            for lane in self.lanes:
-                if lane.lost is None:
-                    lane.flush()
-                    lane.send(m.Goodbye())
-                    if self._processes:
-                        lane.send(m.Stop())
-                error = InterlockError("the session is closed")
-                alive = lane.lost is None
-                lane.lose(error)
-                self._give_credit(lane)
-                lane.close(linger_ms=500 if alive else 0)
-            for pending in [*self._pending.values(), *self._welcomes.values()]:
-                if not pending.done:
-                    pending.happened(InterlockError("the session was closed meanwhile"))
-            self._pending.clear()
-        workers.stop(self._processes)
-        self.receiver.close()
-        self._watch.close()
-        self.network.close()
-        self._events.close()
-        self.progress.release()
-        self._mappings.close()
-        self._page.free(self._progress_block)  # or this object would keep the memory mapped
-        for _, block, _ in self._uploads.values():
-            self._arena.free(block)
-        self._uploads.clear()
-        self._arena.close()
-        self._page.close()
-        remove_folder(self._folder)
+        close(self)
+
+    def _forgotten(self) -> None:
         _sessions.discard(self)
-        if unread:
-            warnings.warn(failures.unread(len(unread), unread[:5]), stacklevel=3)
-        if self.saves:
-            from .checkpoints import report
-
-            report(self.saves)
-        if self.flags.on:
-            self.flags.tell(user_site(2), closing=True)
-        if interrupt is not None:
-            raise interrupt
-
-    def _finish_saves(self) -> BaseException | None:
-        """Wait for saves under way; an interrupt gives them up, and is returned."""
-        if self.saves:
-            from .checkpoints import finish
-
-            try:
-                finish(self.saves)
-            except BaseException as interrupt:
-                return interrupt
-        return None
 
     def __enter__(self) -> Session:
         return self
@@ -1048,9 +992,15 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def close_all() -> None:
-    """At the program's end: close what is still open."""
+    """At the program's end: close what is still open, all in the time that one may take."""
+    until, first = time.monotonic() + WORK_S, None
     for session in list(_sessions):
-        session.close()
+        try:
+            close(session, until, at_exit=True)
+        except BaseException as error:  # the others are closed all the same
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _of_bytes(data: bytes, spec: Spec) -> np.ndarray[Any, Any]:

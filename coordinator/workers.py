@@ -28,6 +28,7 @@ from .interrupts import uninterrupted
 
 START_S: Final = 60.0  # the longest that a worker may take to be ready
 STOP_S: Final = 1.0  # how long a worker may take to stop before it is killed
+KILLED_S: Final = 5.0  # how long a killed worker may take to be gone
 PROGRAM = ("-m", "interlock.worker")  # what the interpreter is told to run
 KINDS: Final = ("cpu", "cuda", "sim")
 HAS_CUDA: Final = (Path(__file__).parent.parent / "worker" / "devices" / "cuda.py").exists()
@@ -104,11 +105,19 @@ class Process:
         cpu_workers: int,
         options: dict[str, Any],
         tcp: Tcp | None = None,
+        into: list[Process] | None = None,
     ) -> None:
+        """Start it. `into` gets this object before there is a process, to be stopped whatever comes in between."""
         self.device = device
         self.log = folder / f"{name}.log"
-        owned, owner = pipe()
-        ready, tell_ready = pipe()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_fd: int | None = None
+        self._ready_fd = -1
+        if into is not None:
+            into.append(self)
+        _processes.add(self)
+        owned, self._owner_fd = pipe()
+        self._ready_fd, tell_ready = pipe()
         command = [
             sys.executable, "-P", *PROGRAM, "--device", device, "--name", name, "--folder", str(folder),
             "--memory", str(memory), "--owner", str(os.getpid()), str(owned),
@@ -129,18 +138,15 @@ class Process:
                     start_new_session=True,  # Ctrl-C in the terminal goes to the program alone
                 )
         except BaseException:
-            os.close(owner)
-            os.close(ready)
+            self.disown()  # the worker ends by this, should there be one
             raise
         finally:
             os.close(owned)
             os.close(tell_ready)
-        self._owner_fd: int | None = owner
-        self._ready_fd = ready
-        _processes.add(self)
 
     @property
     def pid(self) -> int:
+        assert self._process is not None
         return self._process.pid
 
     @property
@@ -164,7 +170,7 @@ class Process:
                     raise InterlockError(f"the worker of {self.device} was not ready in time{self.last_words()}")
                 piece = os.read(self._ready_fd, 65536)
                 if not piece:
-                    self._process.wait()
+                    self.ends(deadline)
                     raise InterlockError(f"the worker of {self.device} {self.fate()} at its start{self.last_words()}")
                 said += piece
         finally:
@@ -175,9 +181,8 @@ class Process:
 
     def fate(self) -> str:
         """What became of the process, in words."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)  # its death may be known a moment before its exit code is
-        code = self._process.poll()
+        self.ends(time.monotonic() + 0.5)  # its death may be known a moment before its exit code is
+        code = None if self._process is None else self._process.poll()
         if code is None:
             return "still runs"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -189,7 +194,8 @@ class Process:
 
     def kill(self) -> None:
         """End it at once; who waits in `ready` sees it end."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def let_go(self) -> None:
         """The worker ends by itself, if it has not; its endpoints' folder stays, as its owner lives."""
@@ -215,11 +221,23 @@ class Process:
 
     def stop(self, deadline: float) -> None:
         """Wait for the end of a worker that was told to stop; end it if it does not."""
+        if not self.ends(deadline):
+            self.kill()
+        self.reap()
+
+    def ends(self, deadline: float) -> bool:
+        """Whether it ends by itself in time."""
+        if self._process is None:  # it was never there, or Ctrl-C came before anybody knew of it
+            return True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(deadline - time.monotonic(), 0.01))
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        return self._process.poll() is not None
+
+    def reap(self) -> None:
+        """It ends, or was killed: leave nothing of it."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel keeps it: nothing here can end it
+                self._process.wait(KILLED_S)
         self.let_go()
 
 
@@ -236,29 +254,73 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def start(
-    devices: Sequence[str], folder: Path, memory: int | None, options: dict[str, Any], timeout_s: float = START_S
+    devices: Sequence[str],
+    folder: Path,
+    memory: int | None,
+    options: dict[str, Any],
+    timeout_s: float = START_S,
+    processes: list[Process] | None = None,
 ) -> tuple[list[Process], list[Adopted]]:
     """Start a worker for each device, side by side, and wait until all serve.
+
+    Args:
+        devices: checked names.
+        folder: for their endpoints.
+        memory: bytes for each worker; None for an equal part of half the machine's.
+        options: of the devices.
+        timeout_s: the longest that they may take.
+        processes: gets each process before it is started; the caller stops them, whatever happens.
 
     Raises:
         InterlockError: one did not start; the others are stopped.
     """
     cpu_workers = sum(device.startswith(("cpu:", "sim:")) for device in devices)
     share = memory or default_memory(len(devices))
-    processes: list[Process] = []
+    processes = [] if processes is None else processes
+    deadline = time.monotonic() + timeout_s
     try:
         for i, device in enumerate(devices):
-            with uninterrupted():
-                processes.append(Process(device, f"w{i}", folder, share, cpu_workers, options))
-        deadline = time.monotonic() + timeout_s
-        return processes, [process.ready(deadline) for process in processes]
+            with uninterrupted():  # subprocess waits for a moment where it is interrupted
+                Process(device, f"w{i}", folder, share, cpu_workers, options, into=processes)
+        return processes, _all_ready(processes, deadline, timeout_s)
     except BaseException:
         stop(processes, 0.0)
         raise
 
 
+def _all_ready(processes: Sequence[Process], deadline: float, timeout_s: float) -> list[Adopted]:
+    """Wait for all at once: one that fails is not found out only when one that hangs has had its time."""
+    poll = select.poll()
+    waiting = {process.ready_fd: process for process in processes}
+    for fd in waiting:
+        poll.register(fd, select.POLLIN)
+    adopted: dict[Process, Adopted] = {}
+    while waiting:
+        said = poll.poll(max(deadline - time.monotonic(), 0.0) * 1000)
+        if not said:
+            late = next(iter(waiting.values()))
+            names = ", ".join(process.device for process in waiting.values())
+            which = f"the worker of {names} was" if len(waiting) == 1 else f"the workers of {names} were"
+            raise InterlockError(f"{which} not ready in time, which is {timeout_s:g} s{late.last_words()}")
+        for fd, _ in said:
+            poll.unregister(fd)
+            process = waiting.pop(fd)
+            adopted[process] = process.ready(deadline)
+    return [adopted[process] for process in processes]
+
+
 def stop(processes: Sequence[Process], patience_s: float = STOP_S) -> None:
-    """End workers that were told to stop, those that do not by force."""
-    deadline = time.monotonic() + patience_s
-    for process in processes:
-        process.stop(deadline)
+    """End workers that were told to stop, those that do not by force. Ctrl-C takes the patience, and comes out last."""
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            deadline = time.monotonic() + patience_s
+            for process in [each for each in processes if not each.ends(deadline)]:
+                process.kill()
+            for process in processes:
+                process.reap()
+            break
+        except KeyboardInterrupt as came:
+            interrupt, patience_s = came, 0.0
+    if interrupt is not None:
+        raise interrupt

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from .errors import InterlockError
 from .identity import own_identity, start_time
 from .limits import LARGEST_MESSAGE
 
@@ -238,7 +239,12 @@ class Outlet:
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
         """Close; what is not handed over within `linger_ms` is dropped (0 when the other side is dead)."""
+        self._send = _refuse
         self._socket.close(linger=linger_ms)
+
+
+def _refuse(data: bytes, flags: int) -> None:
+    raise InterlockError("the session is closed")
 
 
 class Events:

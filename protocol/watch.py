@@ -33,14 +33,18 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. A second time does nothing."""
+        if self._poll.closed:
+            return
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
         for fd in list(self._watched):
             self._drop(fd)
-        self._poll.close()
-        os.close(self._wakeup)
+        if not self._poll.closed:
+            self._poll.close()
+            os.close(self._wakeup)
 
     def watch(self, key: Hashable, identity: Identity) -> None:
         """Tell when this process ends; at once if it has ended already."""

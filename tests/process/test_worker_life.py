@@ -314,11 +314,11 @@ def test_a_worker_never_imports_the_coordinator(runtime: Path, tmp_path: Path) -
 import interlock as il
 session = il.connect(devices=["cpu:0"])
 (il.ones(3) + 1).numpy()
-log, remove = session._folder / "w0.log", il.coordinator.session.remove_folder
-il.coordinator.session.remove_folder = lambda folder: print(log.read_text()) or remove(folder)
+log, remove = session._folder / "w0.log", il.coordinator.closing.remove_folder
+il.coordinator.closing.remove_folder = lambda folder: print(log.read_text()) or remove(folder)
 session.close()
 """
-    done = run_python("import interlock.coordinator.session\n" + script, env=customize(tmp_path, tell))
+    done = run_python("import interlock.coordinator.closing\n" + script, env=customize(tmp_path, tell))
     assert "interlock.worker.loop" in done.out.split(), done.err
     assert not [name for name in done.out.split() if name.startswith(("interlock.coordinator", "interlock.deploy"))]
 
