@@ -208,7 +208,7 @@ def test_a_keypress_ends_the_training_in_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["mlp.py", "async_toy.py", "overlap.py"])
+@pytest.mark.parametrize("name", ["mlp.py", "async_toy.py", "overlap.py", "logistic.py"])
 def test_help_has_examples(name: str, tmp_path: Path) -> None:
     code, out, err = run(name, "--help", cwd=tmp_path)
     assert (code, err) == (0, "")
@@ -248,7 +248,36 @@ def test_the_overlap_example_tells_what_was_reached_beside_the_floor(devices: st
     assert overlapped[1] == max(run_a, copied)
 
 
-@pytest.mark.parametrize("name", ["async_toy.py", "overlap.py"])
+@pytest.mark.parametrize("devices", ["cpu:0,cpu:1", "cpu:0,sim:0,sim:1"])
+def test_logistic_regression_is_as_good_as_the_one_of_scikit_learn(devices: str, tmp_path: Path) -> None:
+    code, out, err = run("logistic.py", "--devices", devices, "--steps", "200", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    *_, theirs, ours = out.splitlines()
+    assert float(ours.removeprefix("test accuracy ")) >= float(theirs.removeprefix("scikit-learn's accuracy ")) - 0.01
+
+
+NOTEBOOK = """
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], 4)
+assert not any(cell.get("outputs") for cell in notebook.cells), "the notebook is kept without outputs"
+NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+print(*[output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())])
+"""
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, EXAMPLES / "tour.ipynb"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for told in ("issued after", "index 5 is out of bounds", "move one with .to()", "both workers computed", "5 runs"):
+        assert told in done.stdout
+    assert {each.name for each in tmp_path.iterdir()} == {"tour-timeline.json", "tour-graph.svg"}
+
+
+@pytest.mark.parametrize("name", ["async_toy.py", "overlap.py", "logistic.py"])
 def test_the_small_examples_refuse_what_is_no_device_in_one_line(name: str, tmp_path: Path) -> None:
     code, _, err = run(name, "--devices", "gpu:1", cwd=tmp_path)
     assert code == 2
