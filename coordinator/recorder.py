@@ -15,13 +15,13 @@ from ..protocol.operations import BY_NUMBER
 from ..protocol.recordings import bind
 from .events import Pending
 from .sites import Site, place
-from .timeline import Blocked, Issued, Moved, Ran
+from .timeline import WAITS, Blocked, Issued, Moved, Ran
 
 if TYPE_CHECKING:
     from .lane import Lane
 
 _CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence")
-_STREAMS: Final = ("compute", "h2d", "d2h", "peer")
+_STREAMS: Final = ("compute", "h2d", "d2h", "peer", WAITS)
 _CREATING: Final = ("create", "sequence", "random")
 
 
@@ -79,10 +79,15 @@ class Recorder:
         pending = self._last[lane] = Pending(lane)
         return pending
 
-    def blocked(self, what: str, site: Site | None, start_ns: int) -> None:
-        """The frontend waited."""
+    def blocked(self, what: str, site: Site | None, start_ns: int, reason: str, buffer: int | None = None) -> None:
+        """The frontend waited, for this reason; `buffer` if it was for that one's elements."""
         file, line, _ = place(site)
-        self.blocks.append(Blocked(what, file, line, start_ns, time.monotonic_ns()))
+        self.blocks.append(Blocked(what, file, line, start_ns, time.monotonic_ns(), reason, buffer))
+
+    def said(self, what: str, reason: str) -> None:
+        """The last wait was for this."""
+        if self.blocks:
+            self.blocks[-1] = self.blocks[-1]._replace(what=what, reason=reason)
 
     def issued(self) -> list[Issued]:
         """What was issued, in order, for the pictures."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..protocol import messages as m
+from ..protocol.accesses import buffer_of
 from ..protocol.arena import Arena, Mappings
 from ..protocol.codec import decode, encode
 from ..protocol.errors import (
@@ -411,7 +412,7 @@ class Session:
                 self.flush()  # all lanes: what this one waits for may be unsent in another
                 pending = lane.credit = lane.credit or Pending(lane.index)
             self.wait(pending)
-        self._note_blocked("credit", started)
+        self._note_blocked("credit", started, f"there was no room in the window of {lane.device}")
 
     def _ask(self, lane: Lane, ref: Ref | None, site: Site | None = None) -> Pending:
         """Ask a worker for a value (a fence, without a reference): everything before is sent along."""
@@ -524,6 +525,8 @@ class Session:
                     with self.lock:
                         raise self._owners.of_uploads(error, self._uploads.values(), spec, site) from None
             self.synchronize(raising=False)
+            if self.recorder is not None:
+                self.recorder.said("upload", f"the memory for {spec.dtype} {spec.shape} that workers still read")
 
     # -- reading
 
@@ -546,7 +549,8 @@ class Session:
             self.abandon(pending)
             raise
         if self.recorder is not None:
-            self.recorder.blocked("read", site, started)
+            reason = f"the elements of {spec.dtype} {spec.shape} on {lane.device}"
+            self.recorder.blocked("read", site, started, reason, buffer_of(ref))
         return self.value(pending, spec)
 
     def wait(self, pending: Pending, timeout: float | None = None) -> bool:
@@ -648,7 +652,7 @@ class Session:
         for lane, pending in fences:
             if not self.wait(pending, None if deadline is None else max(deadline - time.monotonic(), 0)):
                 raise TimeoutError(self._why_waiting(lane, timeout))
-        self._note_blocked("synchronize", started)
+        self._note_blocked("synchronize", started, "all that was issued")
         if raising:
             self._raise_unread()
 
@@ -708,9 +712,9 @@ class Session:
         story = "\n  ".join(stuck)
         return f"not ready after {timeout} s on {lane.device}" + (f":\n  {story}" if story else "")
 
-    def _note_blocked(self, what: str, started: int) -> None:
+    def _note_blocked(self, what: str, started: int, reason: str) -> None:
         if self.recorder is not None:
-            self.recorder.blocked(what, user_site(3), started)
+            self.recorder.blocked(what, user_site(3), started, reason)
 
     # -- failures
 

@@ -18,6 +18,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+WAITS: Final = "waits"  # the stream of what did not run, but waited
+WAITING: Final = 8  # tracks of what waits on a worker: a thousand may stand behind one ticket
+
 
 class Issued(NamedTuple):
     """The frontend issued instruction `n` of `lane`, at the user's line."""
@@ -41,7 +44,7 @@ class Ran(NamedTuple):
 
     lane: int
     n: int
-    stream: str  # compute, h2d, d2h, peer
+    stream: str  # compute, h2d, d2h, peer; WAITS while it waited for a ticket, or behind what did
     start_ns: int
     end_ns: int
 
@@ -61,11 +64,13 @@ class Moved(NamedTuple):
 class Blocked(NamedTuple):
     """The frontend waited."""
 
-    what: str  # read, credit, synchronize
+    what: str  # read, credit, synchronize, upload
     file: str
     line: int
     start_ns: int
     end_ns: int
+    reason: str = ""  # in words
+    buffer: int | None = None  # whose elements it waited for
 
 
 def chrome_trace(
@@ -249,6 +254,7 @@ class _Timeline:
         # Of the two ends of a transfer the recv is asked for its line; the send, if the recv is not in the trace.
         ends = sorted((i for i in issued if i.ticket is not None), key=lambda i: i.kind == "recv")
         self._by_ticket = {i.ticket: i for i in ends}
+        self._sends = {i.ticket: i for i in ends if i.kind == "send"}
         self._origin_ns = origin_ns
         self._metadata: list[Event] = []
         self._timed: list[tuple[tuple[int, int, int], Event]] = []
@@ -270,10 +276,17 @@ class _Timeline:
             args = _args(this) | {"device": self._devices[this.lane]}
             slices.append(_Slice(this.issued_ns, end, this.name, "issue", args))
         self._tracks(1, "issue", slices)
-        waits = [
-            _Slice(b.start_ns, b.end_ns, f"waiting: {b.what}", "wait", {"line": f"{b.file}:{b.line}", "reason": b.what})
-            for b in blocked
-        ]
+        writers: dict[int, list[Issued]] = {}
+        for i in in_time:
+            for buffer in i.writes:
+                writers.setdefault(buffer, []).append(i)
+        waits = []
+        for b in blocked:
+            why: dict[str, object] = {"line": f"{b.file}:{b.line}", "reason": b.reason or b.what}
+            made = [i for i in writers.get(b.buffer or 0, ()) if i.issued_ns <= b.start_ns and i.kind != "free"]
+            if made:
+                why["made_by"] = f"{made[-1].name} at {made[-1].file}:{made[-1].line}"
+            waits.append(_Slice(b.start_ns, b.end_ns, f"waiting: {b.what}", "wait", why))
         self._tracks(1, "waiting", waits)
 
     def worker(self, lane: int, ran: Sequence[Ran], arrived: Sequence[Moved]) -> None:
@@ -282,7 +295,11 @@ class _Timeline:
         streams: dict[str, list[_Slice]] = {}
         for r in ran:
             streams.setdefault(r.stream, []).append(self._execution(r))
+        waited = [r for r in ran if r.stream == WAITS]
+        streams.pop(WAITS, None)
         self._tracks(pid, "compute", streams.pop("compute", []))
+        if waited:
+            self._tracks(pid, "waiting", [self._wait(r, waited) for r in waited], most=WAITING)
         self._tracks(pid, "transfers in", [self._transfer(m) for m in arrived])
         for stream in sorted(streams, key=lambda s: (_STREAMS.index(s) if s in _STREAMS else len(_STREAMS), s)):
             self._tracks(pid, f"copy {stream}", streams[stream])
@@ -318,6 +335,27 @@ class _Timeline:
             return _Slice(r.start_ns, r.end_ns, f"instruction {r.n}", "unknown", {"line": BEFORE, "n": r.n}, key)
         return _Slice(r.start_ns, r.end_ns, instruction.name, instruction.kind, _args(instruction), key)
 
+    def _wait(self, r: Ran, others: Sequence[Ran]) -> _Slice:
+        """An instruction that was parked: for a ticket, or behind others that were, since they share a buffer."""
+        this = self._by_key.get((r.lane, r.n))
+        args: dict[str, object] = {"line": BEFORE, "n": r.n} if this is None else _args(this)
+        if this is not None and this.kind == "recv":
+            send = self._sends.get(this.ticket)
+            source = "another worker" if send is None else self._devices[send.lane]
+            reason = f"waits for the ticket from {source}"
+            if send is not None:
+                args["sent_at"] = f"{send.file}:{send.line}"
+        else:
+            reason = "waits behind what waits"
+            before = [o for o in others if o.n < r.n and o.start_ns <= r.start_ns < o.end_ns]
+            mine = set() if this is None else {*this.reads, *this.writes}
+            for other in sorted(before, key=lambda o: -o.n):
+                that = self._by_key.get((other.lane, other.n))
+                if that is not None and mine.intersection((*that.reads, *that.writes)):
+                    reason = f"waits behind {that.name} at {that.file}:{that.line}"
+                    break
+        return _Slice(r.start_ns, r.end_ns, reason, "wait", args | {"reason": reason})
+
     def _transfer(self, m: Moved) -> _Slice:
         instruction = self._by_ticket.get(m.ticket)
         args: dict[str, object] = {"line": BEFORE} if instruction is None else _args(instruction)
@@ -331,9 +369,9 @@ class _Timeline:
         self._metadata.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
         self._metadata.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": order}})
 
-    def _tracks(self, pid: int, name: str, slices: list[_Slice]) -> None:
-        """One track, or as many as it takes for no two slices to cross."""
-        for k, row in enumerate(_rows(slices)):
+    def _tracks(self, pid: int, name: str, slices: list[_Slice], most: int | None = None) -> None:
+        """One track, or as many as it takes for no two slices to cross; what needs more than `most` is left out."""
+        for k, row in enumerate(_rows(slices)[:most]):
             tid = next(self._tids)
             label = name if k == 0 else f"{name} ({k + 1})"
             self._metadata.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": label}})

@@ -211,7 +211,10 @@ class Released(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What ran: (n, stream, start, end) in nanoseconds of the worker's monotonic clock; and transfers."""
+    """What ran: (n, stream, start, end) in nanoseconds of the worker's monotonic clock; and transfers.
+
+    The stream behind the last one stands for none: the instruction waited for a ticket, or behind one that did.
+    """
 
     lane: int
     ran: tuple[tuple[Any, ...], ...]

@@ -50,7 +50,7 @@ from ..protocol.shortage import Shortage, tell
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
-from .devices.base import COMPUTE, Device
+from .devices.base import COMPUTE, STREAMS, Device
 from .finiteness import Finiteness
 from .kernels import conform, decode_operand, kernel
 from .replay import Program, Run, carry_out
@@ -61,6 +61,7 @@ from .transfers import FailedTicket, Transfers
 Handler = Callable[[int, Instruction], None]
 LOOK_NS: Final = 20_000  # between two looks for tickets while something is parked: a look costs a system call
 FENCE_S: Final = 30.0  # how long the device may take to finish what it has begun, at an end
+WAITS: Final = len(STREAMS)  # in the records of a trace, the stream of no stream: the instruction waited
 TRACE_BATCH: Final = 4096  # records before a Traced message leaves
 DROPPED: Final = "it was dropped before it started, as the program was interrupted"
 COUNT_EVERY: Final = 4096  # instructions at the most between two counts of the small arrays
@@ -113,6 +114,7 @@ class Executor:
         # The last shortage of memory, for as long as nothing is freed: what it was told by, itself, in words.
         self._short: tuple[tuple[str, str], Shortage, str] | None = None
         self._ran: deque[tuple[Any, ...]] | None = None  # records while tracing
+        self._waits_since: dict[int, int] = {}  # while tracing: since when what is parked waits
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
             self._handlers.update(self._inline(operation) if device.inline else self._queued(operation))
@@ -262,6 +264,7 @@ class Executor:
             self._fence()
             self._send_trace(last=True)
         self._ran = deque() if on else None
+        self._waits_since.clear()
         self._transfers.moved = [] if on else None
 
     def close(self) -> None:
@@ -306,6 +309,7 @@ class Executor:
         if self._board.blocked(reads, writes, tickets):
             self._parked[n] = instruction
             self._board.park(n, reads, writes, tickets)
+            self._note_waiting(n)
         else:
             self._board.take(tickets)
             self._run(n, instruction)
@@ -315,6 +319,7 @@ class Executor:
         resumed = []
         while (n := self._board.ready()) is not None:
             instruction = self._parked.pop(n)
+            self._note_waited(n)
             if instruction[0] == Control.RUN:
                 run = self._runs[n]
                 run.handed_out = True
@@ -377,6 +382,7 @@ class Executor:
             if self._board.blocked(reads, writes):
                 self._parked[n], self._runs[n] = instruction, run
                 self._board.park(n, reads, writes)
+                self._note_waiting(n)
                 return
         if not self._go_on(run):
             self._parked[n], self._runs[n] = instruction, run
@@ -387,8 +393,11 @@ class Executor:
         if not run.started and run.first <= self.cancelled:
             run.dropped = True
         self._run_in_hand = run
+        self._note_waited(run.first + run.at)
         run.over = carry_out(run, self)
         self._run_in_hand = None
+        if not run.over:
+            self._note_waiting(run.first + run.at)
         if run.over and run.program.sends:
             os.sched_yield()  # what was sent wakes others: whoever of them is to run on this core, goes first
         return run.over
@@ -780,6 +789,15 @@ class Executor:
     def _record(self, n: int, start: int) -> None:
         if self._ran is not None:
             self._ran.append((n, COMPUTE, start, time.monotonic_ns()))
+
+    def _note_waiting(self, n: int) -> None:
+        """The instruction waits for a ticket, or behind what does."""
+        if self._ran is not None:
+            self._waits_since[n] = time.monotonic_ns()
+
+    def _note_waited(self, n: int) -> None:
+        if self._ran is not None and (since := self._waits_since.pop(n, None)) is not None:
+            self._ran.append((n, WAITS, since, time.monotonic_ns()))
 
     def _send_trace(self, last: bool) -> None:
         records = self._ran or deque()
