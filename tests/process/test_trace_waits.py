@@ -64,9 +64,9 @@ def test_a_trace_says_that_the_window_was_full(session: il.Session, tmp_path: Pa
 
 def test_a_trace_says_that_the_memory_for_uploads_was_full(tmp_path: Path) -> None:
     with il.connect("cpu:0", memory=64 << 20), il.trace(tmp_path / "t.json"):
-        kept = [il.asarray(np.ones(1 << 20)) for _ in range(7)]  # which the worker reads in place
-        del kept
-        kept = [il.asarray(np.ones(1 << 20)) for _ in range(7)]
+        for _ in range(2):
+            kept = [il.asarray(np.ones(1 << 20)) for _ in range(7)]  # which the worker reads in place
+            del kept
     upload = next(each for each in waits(tmp_path / "t.json") if each["name"] == "waiting: upload")
     assert upload["reason"] == "the memory for float64 (1048576,) that workers still read"
     assert upload["line"].startswith(__file__)
