@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..protocol import files
 from ..protocol.errors import InterlockError, Unreachable
 from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
@@ -68,7 +69,7 @@ def connect(
     Raises:
         ValueError: not a device's name, or not one of the launcher's.
         Unreachable: over tcp, nobody listens at the address, or it has another key, or does not accept this one.
-        InterlockError: nobody listens at the address, or a worker did not start.
+        InterlockError: nobody listens at the address, a worker did not start, or too few files may be open.
     """
     global _default
     if isinstance(devices, str):
@@ -83,8 +84,11 @@ def connect(
     limit = seconds(start_timeout)
     if address is not None:
         pair = _client_pair(keys) if address.startswith("tcp://") else None
+        _check_files(1, starting=False)
+        adopted = _adopt(address, devices, said, pair)
+        _check_files(len(adopted), starting=False)
         session = Session(
-            _adopt(address, devices, said, pair),
+            adopted,
             gate=gate,
             window=window,
             memory=memory,
@@ -95,6 +99,7 @@ def connect(
         )
     else:
         named = workers.check_devices(default_devices() if devices is None else devices)
+        _check_files(len(named), starting=True)
         limit = LONGEST_S if limit is None else limit
         session = _start(named, gate, window, memory, options or {}, restart, chosen, limit)
     try:
@@ -106,6 +111,17 @@ def connect(
         session.close()
         raise
     return session
+
+
+def _check_files(count: int, starting: bool) -> None:
+    """Refuse a session with so many workers for which too few files may be opened.
+
+    Raises:
+        InterlockError: how many it needs, and how many there may be.
+    """
+    lacking = files.lacking(count, starting)
+    if lacking is not None:
+        raise InterlockError(lacking)
 
 
 def _open(session: Session | None) -> Session | None:

@@ -32,6 +32,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from . import files
 from .errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone
 from .identity import Identity, alive, own_identity, start_time
 from .shortage import Shortage, amount
@@ -362,6 +363,9 @@ class Arena:
 
     def _make_segment(self, size: int, number: int, generation: int) -> _Segment | None:
         nonce = os.urandom(16)
+        if files.free() <= files.SPARE:
+            self._refusal = _words(self.kind, size, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            return None
         try:
             fd, name = _make_memfd(size) if self.kind == "memfd" else _make_named(size, self.identity, nonce)
         except OSError as error:

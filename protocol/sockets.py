@@ -9,6 +9,7 @@ one holds a lock of its own. An endpoint lies in a folder that only its owner ca
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from . import files
 from .errors import InterlockError
 from .identity import own_identity, start_time
 from .limits import LARGEST_MESSAGE
@@ -46,7 +48,15 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 def new_socket(kind: int) -> zmq.Socket[bytes]:
     """A socket that loses nothing in silence, and takes in nothing that is too large."""
-    socket = context().socket(kind)
+    try:
+        socket = context().socket(kind)
+    except zmq.ZMQError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise InterlockError(
+            f"no socket can be had: this process may open {max(files.free(), 0)} more files (ulimit -n), and ZeroMQ "
+            f"gives {context().get(zmq.MAX_SOCKETS)} sockets to a process; close sessions that are not needed any more"
+        ) from None
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)

@@ -13,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from ..protocol.files import allow_many
 from .guard import Guard
 
 
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     guard = Guard(pipe, owner, chosen.folder, chosen.log)  # before anything that may hang, such as a driver
     sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
     warnings.simplefilter("ignore")
+
+    allow_many()
 
     import numpy as np
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..protocol import files
 from ..protocol import messages as m
 from ..protocol.arena import Mappings
 from ..protocol.codec import decode, encode
@@ -401,6 +402,8 @@ class Worker:
             return f"what the program told the worker of {here} about itself makes no sense"
         if hello.session in self._names or sender in self._sessions:
             return f"the worker of {here} serves a session of that number already"
+        if files.free() < files.WORKER:  # without one, ZeroMQ would end the worker, and with it the other sessions
+            return f"the worker of {here} serves {len(self._sessions)} sessions, and may open no more files (ulimit -n)"
         return None
 
     def _introduce(self, sender: bytes, peers: m.Peers) -> None:

@@ -245,3 +245,71 @@ def test_fl63_what_a_worker_prints_is_bounded_and_the_end_of_it_is_kept(
         os.kill(session.pids["cpu:0"], signal.SIGKILL)
         with pytest.raises(il.WorkerLost, match="the last words of cpu:0"):
             read(il.ones(3))
+
+
+# -- open files -------------------------------------------------------------------------------------------------------
+
+FILES = """
+import os, resource, sys
+import numpy as np
+import interlock as il
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, int(sys.argv[2])))
+held = []
+try:
+    for n in range(40):
+        held.append(il.connect("cpu:0"))
+except il.InterlockError as error:
+    print("refused after", len(held), error)
+for session in held:
+    with session:
+        device = session.devices[0]
+        x = [il.ones(1 << k, device=device) for k in (3, 16, 20)]
+        y = il.asarray(np.ones(100_000), device=device)
+        assert float((y + 1).sum()) == 200_000
+        assert [float(each.sum()) for each in x] == [8, 65536, 1 << 20]
+    print("worked")
+left = sorted(os.listdir(os.environ["XDG_RUNTIME_DIR"] + "/interlock")) if held else []
+print("left", left)
+"""
+
+
+@pytest.mark.parametrize(("limit", "hard", "least", "most"), [(6, 6, 0, 0), (32, 32, 0, 0), (64, 4096, 1, 3)])
+def test_too_few_open_files_are_refused_before_anything_is_started(
+    runtime: Path, limit: int, hard: int, least: int, most: int
+) -> None:
+    done = run_python(FILES, str(limit), str(hard))
+    first, *others = done.out.splitlines()
+    assert first.startswith("refused after "), done.err
+    held = int(first.split()[2])
+    assert least <= held <= most
+    assert "open files" in first
+    assert "ulimit -n" in first or "ulimit -Hn" in first
+    assert others == ["worked"] * held + ["left []"], done.err
+    assert done.code == 0
+
+
+def test_segments_that_need_more_files_than_there_may_be_are_no_memory(runtime: Path) -> None:
+    script = """
+import resource
+import interlock as il
+with il.connect("cpu:0", memory=4 << 30) as session:
+    hard = resource.prlimit(session.pids["cpu:0"], resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(session.pids["cpu:0"], resource.RLIMIT_NOFILE, (40, hard))
+    many = [il.empty(5 << 20) for _ in range(60)]  # a segment each
+    try:
+        many[-1].numpy()
+    except il.OutOfDeviceMemory as error:
+        print("Too many open files (ulimit -n is 40)" in str(error), "39.9 MiB" in str(error) or "40.0 MiB" in str(error))
+    del many
+    print(float(il.ones(5 << 20).sum()), float(il.ones(8).sum()))
+    try:
+        session.synchronize()
+    except il.OutOfDeviceMemory:
+        print("others failed, too")
+    print(il.connect(address=None, devices="cpu:0").devices)
+"""
+    done = run_python(script)
+    assert done.out.splitlines() == [
+        "True True", "5242880.0 8.0", "others failed, too", "[<interlock device cpu:0>]"
+    ], done.err  # fmt: skip
