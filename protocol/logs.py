@@ -21,7 +21,7 @@ LOOK_S: Final = 0.1  # between two looks at one that grows
 
 
 def shorten(log: Path) -> None:
-    """Cut off the beginning of a log that has become too long. What is written at that very moment may be lost."""
+    """Cut off the beginning of a log that has become too long. What is written in its last microsecond is lost."""
     with contextlib.suppress(OSError):
         if os.stat(log).st_size <= LONGEST:
             return
@@ -31,8 +31,11 @@ def shorten(log: Path) -> None:
             kept = os.pread(fd, KEPT, size - KEPT)
             kept = kept[kept.find(b"\n") + 1 :] or kept  # from the beginning of a line
             kept = b"[%d bytes were left out here]\n" % (size - len(kept)) + kept
-            os.pwrite(fd, kept, 0)  # over the beginning, so that whoever reads the end meanwhile finds one
-            os.ftruncate(fd, len(kept))
+            length = os.pwrite(fd, kept, 0)  # over the beginning: whoever reads the end meanwhile finds one
+            while (more := os.pread(fd, KEPT, size)) and length + len(more) < size:  # written meanwhile
+                length += os.pwrite(fd, more, length)
+                size += len(more)
+            os.ftruncate(fd, length)
         finally:
             os.close(fd)
 

@@ -6,6 +6,7 @@ Tests without a number hold what belongs to the same promises.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import os
@@ -164,10 +165,12 @@ def test_very_many_small_arrays_stay_within_the_memory_too() -> None:
         again = [x * i for i in range(1_000)]
         assert read(again[-1])[-1] == 999 * 511
         del again, uploaded, big, x
+        gc.collect()  # errors keep the frames in which they were raised
         with pytest.raises(il.OutOfDeviceMemory):
             session.synchronize()
         session.synchronize()
-        assert not any(any(counts.values()) for counts in session.inspect().values())
+        counts = session.inspect()["cpu:0"]
+        assert not any(counts.values()), counts
 
 
 def _error(x: il.Array) -> Exception | None:
@@ -300,7 +303,7 @@ with il.connect("cpu:0", memory=4 << 30) as session:
     try:
         many[-1].numpy()
     except il.OutOfDeviceMemory as error:
-        print("Too many open files (ulimit -n is 40)" in str(error), "39.9 MiB" in str(error) or "40.0 MiB" in str(error))
+        print("Too many open files (ulimit -n is 40)" in str(error), "40.0 MiB" in str(error))
     del many
     print(float(il.ones(5 << 20).sum()), float(il.ones(8).sum()))
     try:
