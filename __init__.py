@@ -21,8 +21,11 @@ _ERRORS = (
     "InterlockError", "WorkerLost", "OutOfDeviceMemory", "Cancelled", "ProtocolError", "DeviceLost", "Unreachable",
 )  # fmt: skip
 _CLIENT = ("connect", "default_devices", "default_session", "synchronize")
+__array_api_version__ = "2024.12"
+__array_api_versions__ = ("2021.12", "2022.12", "2023.12", "2024.12")
+
 _NUMPY = (
-    "pi", "e", "inf", "nan", "newaxis", "bool",
+    "pi", "e", "inf", "nan", "newaxis", "euler_gamma", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
@@ -31,6 +34,7 @@ _WHERE = {
     **dict.fromkeys(_CLIENT, "coordinator.client"),
     "Array": "coordinator.array",
     "CaptureError": "coordinator.recording",
+    "__array_namespace_info__": "coordinator.inspection",
     "capture": "coordinator.capture",
     "grad": "coordinator.autograd",
     "stop_gradient": "coordinator.autograd",
@@ -46,11 +50,14 @@ _WHERE = {
 }
 
 
+_MODULES = ("fft", "linalg", "random")
+
+
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         found = getattr(import_module(f".{_WHERE[name]}", __name__), name)
-    elif name == "random":
-        found = import_module(".coordinator.random", __name__)
+    elif name in _MODULES:
+        found = import_module(f".coordinator.{name}", __name__)
     elif name in _NUMPY:
         found = getattr(import_module("numpy"), name)
     elif name.startswith("_"):
@@ -66,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     functions = import_module(".coordinator.functions", __name__)
-    return sorted({*_WHERE, *_NUMPY, *functions.__all__, "random", "__version__"})
+    return sorted({*_WHERE, *_NUMPY, *functions.__all__, *_MODULES, "__version__"})

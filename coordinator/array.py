@@ -16,9 +16,9 @@ import numpy as np
 
 from ..protocol.operations import BY_NAME
 from ..protocol.specs import Spec
-from . import issue, views
+from . import asked, issue, named, views
 from .events import seconds
-from .infer import fast_power, ravel_axes
+from .infer import check_dtype, fast_power, ravel_axes
 from .issue import (
     ArrayLike,
     Handle,
@@ -39,6 +39,24 @@ Axis = int | tuple[int, ...] | None
 _divmod = BY_NAME["divmod"]
 
 
+class Flags:
+    """What `x.flags` says: `x.flags.c_contiguous`, `x.flags["C_CONTIGUOUS"]`."""
+
+    def __init__(self, array: Array) -> None:
+        ghost = views.ghost(array._spec).flags
+        self.c_contiguous = self.contiguous = ghost.c_contiguous
+        self.f_contiguous = ghost.f_contiguous
+        self.fnc, self.forc, self.aligned = ghost.fnc, ghost.forc, True
+        self.owndata = array._base is None
+        self.writeable = array._base is None or not array._frozen
+        self.writebackifcopy = False
+
+    def __getitem__(self, name: str) -> bool:
+        short = {"C": "c_contiguous", "F": "f_contiguous", "O": "owndata", "W": "writeable", "A": "aligned"}
+        found: bool = getattr(self, short.get(name, name.lower()))
+        return found
+
+
 class Array(Handle):
     """An array on one device. Made by functions such as `interlock.asarray`, `interlock.zeros`, and by operations.
 
@@ -51,7 +69,9 @@ class Array(Handle):
     __array_priority__ = 1000
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what is missing: say whether NumPy has it."""
+        """Only for what is missing: a spec that the worker has still to tell; else say whether NumPy has it."""
+        if name == "_spec":
+            return asked.spec_of(self)
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if not name.startswith("_") and hasattr(np.ndarray, name):
             text += f": ndarray's is not supported on a device yet; read the elements first, such as x.numpy().{name}"
@@ -96,6 +116,11 @@ class Array(Handle):
     def base(self) -> Array | None:
         """The array whose memory this view looks into; None if it has its own."""
         return self._base  # type: ignore[return-value]
+
+    @property
+    def flags(self) -> Flags:
+        """How it lies in the worker's memory, by NumPy's names."""
+        return Flags(self)
 
     def __len__(self) -> int:
         if not self._spec.shape:
@@ -232,6 +257,10 @@ class Array(Handle):
         try:
             return self._view(views.index(self._spec, self._offset, key))
         except views.AdvancedKey:
+            key, masked = views.without_masks(self._spec, key)
+            if masked:
+                selected: Array = named.call("getitem", (self, key))
+                return selected
             static, arrays = views.encode_key(key, Handle)
             made: Array = call(BY_NAME["getitem_advanced"], (self, *arrays), (static,))
             return made
@@ -241,6 +270,10 @@ class Array(Handle):
         try:
             target = self._view(views.index(self._spec, self._offset, key))
         except views.AdvancedKey:
+            key, masked = views.without_masks(self._spec, key)
+            if masked:
+                named.call("setitem", (self, key, value), writes=(self,))
+                return
             static, arrays = views.encode_key(key, Handle)
             call(BY_NAME["setitem_advanced"], (self, value, *arrays), (static,))
             return
@@ -254,6 +287,9 @@ class Array(Handle):
         if not self._spec.shape:
             raise TypeError("iteration over a 0-d array")
         return (self[i] for i in range(self._spec.shape[0]))
+
+    def __delitem__(self, key: Any) -> None:
+        raise ValueError("cannot delete array elements")
 
     @property
     def T(self) -> Array:  # noqa: N802
@@ -329,54 +365,104 @@ class Array(Handle):
 
     # -- reductions
 
-    def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    def sum(self, axis: Axis = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("sum", axis=axis, dtype=dtype, out=out, keepdims=keepdims, **more)
         return self._reduce("sum", axis, _dtype(dtype), keepdims)
 
-    def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    def prod(self, axis: Axis = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("prod", axis=axis, dtype=dtype, out=out, keepdims=keepdims, **more)
         return self._reduce("prod", axis, _dtype(dtype), keepdims)
 
-    def mean(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    def mean(self, axis: Axis = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("mean", axis=axis, dtype=dtype, out=out, keepdims=keepdims, **more)
         return self._reduce("mean", axis, _dtype(dtype), keepdims)
 
-    def var(self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
+    def var(
+        self, axis: Axis = None, dtype: Any = None, out: Any = None, ddof: int = 0, keepdims: bool = False, **more: Any
+    ) -> Array:
+        if out is not None or more or type(ddof) is not int:
+            return self._spread_by_name("var", axis, dtype, out, ddof, keepdims, more)
         return self._reduce("var", axis, _dtype(dtype), ddof, keepdims)
 
-    def std(self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
+    def std(
+        self, axis: Axis = None, dtype: Any = None, out: Any = None, ddof: int = 0, keepdims: bool = False, **more: Any
+    ) -> Array:
+        if out is not None or more or type(ddof) is not int:
+            return self._spread_by_name("std", axis, dtype, out, ddof, keepdims, more)
         return self._reduce("std", axis, _dtype(dtype), ddof, keepdims)
 
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Array:
+    def max(self, axis: Axis = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("max", axis=axis, out=out, keepdims=keepdims, **more)
         return self._reduce("max", axis, keepdims)
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Array:
+    def min(self, axis: Axis = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("min", axis=axis, out=out, keepdims=keepdims, **more)
         return self._reduce("min", axis, keepdims)
 
-    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    def argmax(self, axis: int | None = None, out: Any = None, *, keepdims: bool = False) -> Array:
+        if out is not None:
+            return self._reduce_by_name("argmax", axis=axis, out=out, keepdims=keepdims)
         return self._reduce("argmax", axis, keepdims)
 
-    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    def argmin(self, axis: int | None = None, out: Any = None, *, keepdims: bool = False) -> Array:
+        if out is not None:
+            return self._reduce_by_name("argmin", axis=axis, out=out, keepdims=keepdims)
         return self._reduce("argmin", axis, keepdims)
 
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Array:
+    def any(self, axis: Axis = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("any", axis=axis, out=out, keepdims=keepdims, **more)
         return self._reduce("any", axis, keepdims)
 
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Array:
+    def all(self, axis: Axis = None, out: Any = None, keepdims: bool = False, **more: Any) -> Array:
+        if out is not None or more:
+            return self._reduce_by_name("all", axis=axis, out=out, keepdims=keepdims, **more)
         return self._reduce("all", axis, keepdims)
 
-    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Array:
+    def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Array:
+        if out is not None:
+            return self._reduce_by_name("cumsum", axis=axis, dtype=dtype, out=out)
         return self._reduce("cumsum", axis, _dtype(dtype))
 
-    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Array:
+    def cumprod(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Array:
+        if out is not None:
+            return self._reduce_by_name("cumprod", axis=axis, dtype=dtype, out=out)
         return self._reduce("cumprod", axis, _dtype(dtype))
+
+    def _reduce_by_name(self, name: str, **options: Any) -> Array:
+        from .protocols import by_name
+
+        made: Array = by_name(getattr(np, name), (self,), options)
+        return made
+
+    def _spread_by_name(
+        self, name: str, axis: Axis, dtype: Any, out: Any, ddof: Any, keepdims: bool, more: dict[str, Any]
+    ) -> Array:
+        if "correction" not in more:  # NumPy takes one of the two
+            more["ddof"] = ddof
+        return self._reduce_by_name(name, axis=axis, dtype=dtype, out=out, keepdims=keepdims, **more)
 
     def _reduce(self, name: str, axis: Any, *rest: Any) -> Array:
         made: Array = call_one(BY_NAME[name], (tuple(axis) if isinstance(axis, list) else axis, *rest), self)
         return made
 
-    def round(self, decimals: int = 0) -> Array:
+    def round(self, decimals: int = 0, out: Any = None) -> Array:
+        if out is not None:
+            return self._reduce_by_name("round", decimals=decimals, out=out)
         made: Array = call_one(BY_NAME["round"], (decimals,), self)
         return made
 
-    def clip(self, min: Any = None, max: Any = None) -> Array:
+    def clip(self, min: Any = None, max: Any = None, out: Any = None, **more: Any) -> Array:
+        if out is not None or more:
+            from .protocols import by_name
+
+            clipped: Array = by_name(np.clip, (self, min, max), {"out": out, **more})
+            return clipped
         bounds = tuple(bound for bound in (min, max) if bound is not None)
         made: Array = call(BY_NAME["clip"], (self, *bounds), (min is not None, max is not None))
         return made
@@ -385,11 +471,73 @@ class Array(Handle):
         made: Array = call(BY_NAME["conjugate"], (self,))
         return made
 
-    def dot(self, other: Any) -> Array:
-        if np.ndim(other) > 2 or self.ndim > 2:
-            raise ValueError("dot of arrays with more than two axes is not supported: use matmul")
-        made: Array = self @ other if self.ndim and np.ndim(other) else self * other
+    def dot(self, other: Any, out: Any = None) -> Array:
+        made: Array
+        if out is not None or np.ndim(other) > 2 or self.ndim > 2:
+            from .protocols import by_name
+
+            made = by_name(np.dot, (self, other), {"out": out})
+        else:
+            made = self @ other if self.ndim and np.ndim(other) else self * other
         return made
+
+    # -- ndarray's other methods that NumPy has as functions, too, come behind the class
+
+    @property
+    def real(self) -> Array:
+        return self._view_by_name(np.real)
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        self.real[...] = value
+
+    @property
+    def imag(self) -> Array:
+        return self._view_by_name(np.imag)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self._spec.dtype.kind != "c":
+            raise TypeError("array does not have imaginary part to set")
+        self.imag[...] = value
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+        """A view, which must not be written, as in NumPy."""
+        return self._view_by_name(np.diagonal, offset, axis1, axis2)
+
+    def _view_by_name(self, function: Callable[..., Any], *args: Any) -> Array:
+        from .reshaping import VIEWING
+
+        made: Array = VIEWING[function](self, *args)
+        return made
+
+    def view(self, dtype: Any = None) -> Array:
+        """The same memory, its bytes taken for another dtype."""
+        if dtype is None:
+            return self._view((self._spec, self._offset))
+        check_dtype(np.dtype(dtype))
+        return self._view(views.placed(views.ghost(self._spec).view(dtype), self._offset))
+
+    def sort(self, axis: int = -1, kind: Any = None, order: None = None, *, stable: bool | None = None) -> None:
+        """In place."""
+        self._change("ndarray.sort", axis, **_given(kind=kind, order=order, stable=stable))
+
+    def partition(self, kth: Any, axis: int = -1, kind: str = "introselect", order: None = None) -> None:
+        """In place."""
+        self._change("ndarray.partition", kth, axis, kind, **_given(order=order))
+
+    def put(self, indices: Any, values: Any, mode: str = "raise") -> None:
+        """Set elements of the flat array."""
+        self._change("put", indices, values, mode)
+
+    def _change(self, name: str, *args: Any, **options: Any) -> None:
+        named.call(name, (self, *args), options, writes=(self,))
+
+    def byteswap(self, inplace: bool = False) -> Array:
+        raise TypeError("arrays on devices are in native byte order: swap the bytes of x.numpy()")
+
+    def tobytes(self, order: str = "C") -> bytes:
+        return self.numpy().tobytes(order)  # type: ignore[arg-type]
 
     # -- operators
 
@@ -459,9 +607,27 @@ class Array(Handle):
 
     # -- protocols
 
+    def __dlpack__(
+        self, *, stream: None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """The elements, read into the host's memory, for another library. Waits for them."""
+        if stream is not None:
+            raise ValueError("the elements come to the host's memory, which has no streams: stream must be None")
+        if copy is False:
+            raise BufferError("the elements are on a worker: they cannot be had without a copy")
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"the elements come to the host's memory, not to the DLPack device {dl_device}")
+        return self.numpy().__dlpack__(max_version=max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The host's memory, where `__dlpack__` brings the elements."""
+        return 1, 0
+
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         import interlock
 
+        if api_version is not None and api_version not in interlock.__array_api_versions__:
+            raise ValueError(f"unsupported version of the array API standard: {api_version!r}")
         return interlock
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -491,3 +657,26 @@ def _name(dtype: Any) -> str:
 
 
 _kept_name = functools.lru_cache(1024)(_name)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _as_method(name: str) -> Callable[..., Any]:
+    """The method that does what NumPy's function of this name does."""
+
+    def method(self: Array, *args: Any, **options: Any) -> Any:
+        from .protocols import array_function
+
+        return array_function(getattr(np, name), (self, *args), options)
+
+    method.__name__ = name
+    method.__qualname__ = f"Array.{name}"
+    method.__doc__ = f"As `numpy.{name}` does."
+    return method
+
+
+for _each in ["argpartition", "argsort", "choose", "compress", "nonzero", "repeat", "searchsorted", "take", "trace"]:
+    setattr(Array, _each, _as_method(_each))
+Array.conjugate = Array.conj  # type: ignore[attr-defined]

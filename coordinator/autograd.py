@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..protocol.accesses import accesses, buffer_of, outputs
+from ..protocol.accesses import accesses, buffer_of, operation_name, outputs
 from ..protocol.messages import ARRAYS, CONTROLS, GENERAL, SCALAR_RIGHT, Control, Ref
 from ..protocol.operations import BY_NUMBER
 from ..protocol.specs import Spec
@@ -52,7 +52,7 @@ class Node:
         self.g: Any = None
         code, *rest = taken.instruction
         operation = BY_NUMBER[code // 4]
-        self.name, self.rule = operation.name, RULES.get(operation.number)
+        self.name, self.rule = operation_name(taken.instruction), RULES.get(operation.number)
         self.into: Ref | None = None  # what it writes, if that was there before
         self.made = [buffer for buffer, _ in outputs(taken.instruction)]
         self.static: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """The functions of the public face, under NumPy's names: creation, elementwise functions, reductions, joining.
 
 Each issues one operation and returns at once. Where no operand says on which device, `device` does; without it
-the first device of the default session.
+the first device of the default session. All others of NumPy's functions that workers know are made when first asked for
+(`protocols.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ..protocol.functions import FUNCTIONS
 from ..protocol.operations import BY_NAME, OPERATIONS, Operation
 from ..protocol.specs import Spec
-from . import issue, views
+from . import issue, named, views
 from .array import Array, _dtype
 from .client import lane_of
 from .infer import like_order, scalar_ref
@@ -22,6 +24,7 @@ from .lane import Device, Lane
 from .sites import user_site
 
 Where = Device | str | None
+_NEW_UFUNCS = ("vecdot", "matvec", "vecmat")  # NumPy's later ones, which have no rows in the table
 
 
 def _lane(like: Any, device: Where) -> Lane:
@@ -178,7 +181,11 @@ def _elementwise(name: str) -> Callable[..., Any]:
     operation = BY_NAME[name]
     ufunc = getattr(np, name)
 
-    def function(*operands: Any, out: Array | None = None) -> Any:
+    def function(*operands: Any, out: Any = None, **options: Any) -> Any:
+        if options or type(out) is tuple:
+            from .protocols import array_ufunc  # here, as it imports this module
+
+            return array_ufunc(ufunc, "__call__", operands, {**options, "out": out if type(out) is tuple else (out,)})
         if len(operands) != operation.inputs:
             raise TypeError(f"{name}() takes {operation.inputs} arrays, {len(operands)} were given")
         if out is not None and (operation.outputs > 1 or not isinstance(out, Array)):
@@ -221,9 +228,13 @@ mod = globals()["remainder"]
 pow = globals()["power"]
 
 
-def where(condition: Any, x: Any, y: Any) -> Array:
-    """Elements of `x` where the condition holds, of `y` elsewhere."""
-    return _make("where", (condition, x, y), (), None)
+def where(condition: Any, /, *choices: Any) -> Any:
+    """Elements of the first choice where the condition holds, of the second elsewhere; alone, as `nonzero`."""
+    if not choices:
+        return named.call("nonzero", (condition,))
+    if len(choices) == 1:
+        raise ValueError("either both or neither of x and y should be given")
+    return _make("where", (condition, *choices), (), None)
 
 
 def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Array:
@@ -233,9 +244,10 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: 
     return _make("clip", (a, *bounds), (low is not None, high is not None), None)
 
 
-def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
-    """The elements in another dtype."""
-    return asarray(x).astype(dtype, copy=copy)
+def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Where = None) -> Array:
+    """The elements in another dtype, on another device if one is named."""
+    made = asarray(x).astype(dtype, copy=copy)
+    return made if device is None else made.to(device)
 
 
 # -- reductions and shapes: the array's own methods
@@ -243,11 +255,10 @@ def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
 
 def _method(name: str) -> Callable[..., Any]:
     def function(x: Any, *args: Any, **options: Any) -> Any:
-        if options.pop("out", None) is not None:
-            raise TypeError(f"{name}() takes no out= yet: assign the result, out[...] = {name}(x)")
         return getattr(asarray(x), name)(*args, **options)
 
     function.__name__ = function.__qualname__ = name
+    function.__wrapped__ = getattr(np, name)  # type: ignore[attr-defined]  # its signature is this one's
     function.__doc__ = getattr(Array, name).__doc__ or f"`numpy.{name}`, on an array of a device."
     return function
 
@@ -277,14 +288,36 @@ def transpose(x: Any, axes: Any = None) -> Array:
     return asarray(x).transpose(axes)
 
 
-def sort(x: Any, axis: int | None = -1) -> Array:
+permute_dims = transpose
+
+
+def sort(x: Any, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
     """A sorted copy along an axis."""
-    return _one("sort", x, axis)
+    made = _one("sort", x, axis)
+    return _flipped(made, -1 if axis is None else axis) if descending else made
 
 
-def argsort(x: Any, axis: int | None = -1) -> Array:
-    """The indices that would sort along an axis."""
-    return _one("argsort", x, axis)
+def argsort(x: Any, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
+    """The indices that would sort along an axis; of equal elements in their order, unless `stable` is False."""
+    array = asarray(x)
+    if descending:  # from behind, so that of equal ones the first stays the first
+        along = -1 if axis is None else axis
+        array = array.ravel() if axis is None else array
+        last = array.shape[along] - 1 if array.ndim else 0
+        order: Array = last - _flipped(argsort(_flipped(array, along), along, stable=stable), along)
+        return order
+    if stable:
+        made: Array = named.call("argsort", (array, axis), {"stable": True})
+        return made
+    return _one("argsort", array, axis)
+
+
+def _flipped(array: Array, axis: int) -> Array:
+    if not array.ndim:
+        return array
+    key = [slice(None)] * array.ndim
+    key[axis] = slice(None, None, -1)
+    return array[tuple(key)]
 
 
 def tril(x: Any, k: int = 0) -> Array:
@@ -315,12 +348,12 @@ def broadcast_to(x: Any, shape: Any) -> Array:
     return source._view(views.broadcast_to(source._spec, source._offset, shape), frozen=True)
 
 
-def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:
+def concatenate(arrays: Sequence[Any], axis: int | None = 0, *, dtype: Any = None) -> Array:
     """The arrays joined along an axis; all on one device."""
     return _join("concatenate", arrays, axis, dtype)
 
 
-def stack(arrays: Sequence[Any], axis: int = 0, dtype: Any = None) -> Array:
+def stack(arrays: Sequence[Any], axis: int = 0, *, dtype: Any = None) -> Array:
     """The arrays joined along a new axis; all on one device."""
     return _join("stack", arrays, axis, dtype)
 
@@ -338,10 +371,92 @@ def _join(name: str, arrays: Any, axis: Any, dtype: Any) -> Array:
     return made
 
 
-__all__ = [
+def from_dlpack(x: Any, /, *, device: Where = None, copy: bool | None = None) -> Array:
+    """An array with the elements of another library's, which lie in the host's memory."""
+    if isinstance(x, Array):
+        return asarray(x, device=device, copy=copy)
+    if copy is False:
+        raise BufferError("the elements are copied to a worker: they cannot be had without a copy")
+    return asarray(np.from_dlpack(x), device=device)
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Whether a dtype is of a kind, as `numpy.isdtype` says."""
+    return np.isdtype(dtype, kind)
+
+
+def finfo(type: Any, /) -> Any:
+    """`numpy.finfo` of a dtype or of an array's."""
+    return np.finfo(type.dtype if isinstance(type, Array) else type)
+
+
+def iinfo(type: Any, /) -> Any:
+    """`numpy.iinfo` of a dtype or of an array's."""
+    return np.iinfo(type.dtype if isinstance(type, Array) else type)
+
+
+def _of_dtypes(function: Any) -> Callable[..., Any]:
+    """NumPy's function of dtypes and of what has one."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)  # NumPy comes back for arrays
+
+    answer.__name__ = answer.__qualname__ = function.__name__
+    answer.__wrapped__ = function  # type: ignore[attr-defined]
+    answer.__doc__ = f"`numpy.{function.__name__}`."
+    return answer
+
+
+result_type = _of_dtypes(np.result_type)
+can_cast = _of_dtypes(np.can_cast)
+broadcast_shapes = _of_dtypes(np.broadcast_shapes)
+promote_types = _of_dtypes(np.promote_types)
+common_type = _of_dtypes(np.common_type)
+einsum_path = _of_dtypes(np.einsum_path)
+shape = _of_dtypes(np.shape)
+ndim = _of_dtypes(np.ndim)
+size = _of_dtypes(np.size)
+iscomplexobj = _of_dtypes(np.iscomplexobj)
+isrealobj = _of_dtypes(np.isrealobj)
+may_share_memory = _of_dtypes(np.may_share_memory)
+shares_memory = _of_dtypes(np.shares_memory)
+
+
+# -- all others
+
+
+def __getattr__(name: str) -> Any:
+    """NumPy's function of this name, which workers know."""
+    if name not in BY_NAME_ONLY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .protocols import named_here  # here, as it imports this module
+
+    made = globals()[name] = named_here(getattr(np, name))
+    return made
+
+
+OWN = (
     *[operation.name for operation in OPERATIONS if operation.kind == "ufunc"], *_METHODS,
     "abs", "amax", "amin", "arange", "argsort", "array", "asarray", "astype", "broadcast_to", "clip", "concat",
     "concatenate", "conj", "copy", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod",
-    "moveaxis", "ones", "ones_like", "pow", "sort", "stack", "transpose", "tril", "triu", "true_divide", "where",
-    "zeros", "zeros_like",
-]  # fmt: skip
+    "moveaxis", "ones", "ones_like", "permute_dims", "pow", "sort", "stack", "transpose", "tril", "triu", "true_divide",
+    "where", "zeros", "zeros_like",
+)  # fmt: skip
+_ALIASES = {
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
+    "atanh": "arctanh", "bitwise_invert": "invert", "bitwise_left_shift": "left_shift", "bitwise_not": "invert",
+    "bitwise_right_shift": "right_shift",
+}  # fmt: skip
+for _alias, _name in _ALIASES.items():
+    globals()[_alias] = globals()[_name]
+# Answered without a worker.
+_HERE = (
+    "broadcast_shapes", "can_cast", "common_type", "einsum_path", "finfo", "from_dlpack", "iinfo", "iscomplexobj",
+    "isdtype", "isrealobj", "may_share_memory", "ndim", "promote_types", "result_type", "shape", "shares_memory",
+    "size",
+)  # fmt: skip
+_FIXED = frozenset((*OWN, *_ALIASES, *_HERE))
+BY_NAME_ONLY = frozenset(
+    name for name in (*FUNCTIONS, *_NEW_UFUNCS) if name not in _FIXED and "." not in name and hasattr(np, name)
+)
+__all__ = sorted((*_FIXED, *BY_NAME_ONLY))

@@ -551,8 +551,6 @@ def _constant_spec(item: Any) -> Spec:
 
 
 def _check_index_dtype(dtype: np.dtype[Any]) -> None:
-    if dtype.kind == "b":
-        raise IndexError(views.NO_MASKS)
     if dtype.kind not in "iu":
         raise IndexError("arrays used as indices must be of integer (or boolean) type")
 
@@ -722,6 +720,15 @@ def _choice(
     return spec(whole, result.dtype)
 
 
+def _infer_named(operation: Operation, operands: tuple[Any, ...], static: Static) -> tuple[Spec, ...]:
+    from .fitting import find  # which few programs need
+
+    specs = find(static[0], static[1], operands, len(operation.writes)).specs
+    if specs is None:
+        raise NotImplementedError(f"{static[0]} gives what only its run can tell")
+    return specs
+
+
 _RULES: Final[dict[str, Rule]] = {
     "ufunc": _infer_call,
     "call": _infer_call,
@@ -733,4 +740,6 @@ _RULES: Final[dict[str, Rule]] = {
     "create": _infer_create,
     "sequence": _infer_sequence,
     "random": _infer_random,
+    "named": _infer_named,
+    "asked": _infer_named,
 }

@@ -47,13 +47,14 @@ class Handle:
     may go in any thread, at any moment, the interpreter's end included.
     """
 
-    __slots__ = ("__weakref__", "_base", "_frozen", "_lane", "_ref", "_spec")
+    __slots__ = ("__weakref__", "_asked", "_base", "_frozen", "_lane", "_ref", "_spec")
 
+    _asked: Any  # of a result whose spec only the worker can tell: (the answer when it comes, which result)
     _base: Handle | None  # of a view, the handle of its buffer
     _frozen: bool  # of a view, whether NumPy would not let it be written; not there on any other
     _lane: Lane
     _ref: Ref
-    _spec: Spec
+    _spec: Spec  # of such a result missing until somebody asks
 
     def __del__(self) -> None:
         try:
@@ -69,7 +70,7 @@ def refuse_frozen(target: Any, what: str) -> None:
         raise ValueError(f"{what} is read-only")
 
 
-def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Spec, base: Handle | None = None) -> Any:
+def handle(cls: type[Any], lane: Lane, ref: Ref, spec: Any, base: Handle | None = None) -> Any:
     """A handle of class `cls`."""
     made: Any = object.__new__(cls)
     made._base = base

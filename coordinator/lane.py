@@ -19,7 +19,6 @@ from ..protocol.specs import Spec
 from . import failures, workers
 from .events import Pending
 from .sites import Site
-from .tracebacks import let_go
 
 if TYPE_CHECKING:
     from ..protocol.recordings import Binding
@@ -126,7 +125,6 @@ class Lane:
             return
         self.heavy += nbytes
         self.limit = 0
-        let_go()
         if self.dropped:
             self.free()
         self.large.append(len(self.batch))
@@ -175,7 +173,6 @@ class Lane:
 
         The caller holds the lock, and looks for room in the window.
         """
-        let_go()
         if self.dropped:
             self.free()
         batch = self.batch

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ..protocol import messages as m
-from ..protocol.accesses import accesses, outputs
+from ..protocol.accesses import accesses, operation_name, outputs
 from ..protocol.messages import CONTROLS, Control, Instruction
 from ..protocol.operations import BY_NUMBER
 from ..protocol.recordings import bind
@@ -52,7 +52,8 @@ class Recorder:
             if instruction[0] == Control.RUN:
                 self._note_run(lane, n, instruction, now)
             elif instruction[0] not in (Control.DEFINE, Control.FORGET):
-                detail = ", ".join(f"{lane.known[id].dtype} {lane.known[id].shape}" for _, id in outputs(instruction))
+                specs = [lane.known[id] for _, id in outputs(instruction) if id >= 0]
+                detail = ", ".join(f"{spec.dtype} {spec.shape}" for spec in specs)
                 self._raw.append((lane.index, n, instruction, site, now, detail))
 
     def _note_run(self, lane: Lane, n: int, run: Instruction, now: int) -> None:
@@ -105,6 +106,7 @@ class Recorder:
                 kind = "read"
         else:
             operation = BY_NUMBER[code // 4]
-            name, kind = operation.name, "create" if operation.kind in _CREATING else "compute"
+            name = operation_name(instruction)
+            kind = "create" if operation.kind in _CREATING else "compute"
         reads, writes = accesses(instruction)
         return Issued(lane, n, name, kind, *place(site), at, reads, writes, ticket, detail)

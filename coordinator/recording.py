@@ -159,6 +159,8 @@ class Tape:
 
 _INSTEAD: Final = {
     "a worker is restarted": "do it outside",
+    "a shape that depends on values is needed": "replace the masked selection or the call that makes it, for example "
+    "by where(mask, x, y), or do it outside and pass the result",
     "a value is read": "return the array and read it outside, or pass the number as an argument",
     "arrays are saved": "return them and save them outside",
     "a file is loaded": "load it outside, and pass the arrays as arguments",

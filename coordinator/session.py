@@ -51,7 +51,6 @@ from .lives import MOST_LANES, Lives, Source, greet_again, replaced
 from .modes import PLAIN, Flags, Modes, words
 from .owners import Owners
 from .sites import Site, describe, user_site
-from .tracebacks import let_go
 from .tracker import Gate, Hazards
 from .unfinished import told, unfinished
 
@@ -415,6 +414,32 @@ class Session:
             self.wait(pending)
         self._note_blocked("credit", started, f"there was no room in the window of {lane.device}")
 
+    def question(self, lane: Lane) -> tuple[int, Pending]:
+        """The number of a question to a worker, and its answer when that comes. The caller holds the lock."""
+        request = next(self._requests)
+        pending = self._pending[request] = Pending(lane.index)
+        return request, pending
+
+    def wait_for(self, pending: Pending, what: str) -> Any:
+        """The message that answers a question.
+
+        Raises:
+            Exception: what the worker failed with, or how it was lost.
+        """
+        if not pending.done:
+            self.check_open()
+            self.refuse_in_tape(what)
+            started = time.monotonic_ns()
+            with self.lock:
+                self.flush()
+            self.wait(pending)
+            self._note_blocked("read", started, what)
+        if isinstance(pending.fact, Exception):
+            raise failures.again(pending.fact)
+        if pending.fact.failure is not None:
+            raise self._error(pending.fact.failure)
+        return pending.fact
+
     def _ask(self, lane: Lane, ref: Ref | None, site: Site | None = None) -> Pending:
         """Ask a worker for a value (a fence, without a reference): everything before is sent along."""
         self.refuse_in_tape("a value is read")
@@ -522,7 +547,6 @@ class Session:
                 with self.lock:  # whoever receives frees blocks meanwhile
                     return self._arena.allocate(spec.nbytes)
             except OutOfDeviceMemory as error:
-                let_go()
                 if not wait or not self._uploads:
                     with self.lock:
                         raise self._owners.of_uploads(error, self._uploads.values(), spec, site) from None
@@ -773,7 +797,7 @@ class Session:
                     uploaded = self._uploads.pop(block, None)
                     if uploaded is not None:
                         self._arena.free(uploaded[1])
-            case m.Inspected():
+            case m.Inspected() | m.Described():
                 pending = self._pending.pop(message.request, None)
                 if pending is not None:
                     pending.happened(message)

@@ -144,7 +144,9 @@ class Trail:
             self.instructions = sorted(filter(_order, self.instructions), key=_order)
         for at, taken in enumerate(self.instructions):
             for buffer, id in outputs(taken.instruction):
-                self._specs[buffer], self.lanes[buffer] = taken.specs[id], taken.lane
+                self.lanes[buffer] = taken.lane
+                if id >= 0:
+                    self._specs[buffer] = taken.specs[id]
             self._note_writes(at, taken)
 
     def catch_up(self) -> None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ..protocol.accesses import outputs
+from ..protocol.accesses import operation_name, outputs
 from ..protocol.messages import CONTROLS, GENERAL, Control, Instruction, Ref
-from ..protocol.operations import BY_NUMBER
 from ..protocol.page import RUNNING, cell
 from ..protocol.recordings import outputs_of, refs_of
 from .sites import Site, place
@@ -88,7 +87,7 @@ def _words(lane: Lane, instruction: Instruction, step: int) -> str:
         def spec(ref: Ref) -> str:
             return _of_buffer(lane, ref) if type(ref) is int else _view(ref)
 
-    name = CONTROL_NAMES[instruction[0]] if instruction[0] < CONTROLS else BY_NUMBER[instruction[0] // 4].name
+    name = CONTROL_NAMES[instruction[0]] if instruction[0] < CONTROLS else operation_name(instruction)
     operands = [spec(ref) for ref in _operands(instruction)]
     shown = ", ".join(operands[:_NAMED]) + (", ..." if len(operands) > _NAMED else "")
     return f"`{name}` ({shown}){captured}"

@@ -51,6 +51,19 @@ def ghost(spec: Spec) -> Array:
     return np.ndarray(spec.shape, spec.dtype, _GHOST, _MIDDLE, spec.strides)
 
 
+def ghost_at(spec: Spec, offset: int) -> Array:
+    """As `ghost`, this many bytes further on."""
+    return np.ndarray(spec.shape, spec.dtype, _GHOST, _MIDDLE + offset, spec.strides)
+
+
+def placed(array: Array, offset: int) -> View:
+    """The view that this array over ghost memory is, of an array that begins at `offset`."""
+    derived, delta = _geometry(array)
+    if not -_MIDDLE <= delta < _MIDDLE:
+        raise AssertionError("NumPy made a copy where it promises a view")
+    return derived, offset + delta
+
+
 def _geometry(array: Array) -> View:
     # A view of no elements may be given any address by NumPy: its own stays inside the buffer.
     delta = array.__array_interface__["data"][0] - _BASE if array.size else 0
@@ -77,10 +90,6 @@ _indexed: dict[tuple[Spec, object], View] = {}
 NOT_AN_INDEX: Final = (
     "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or boolean "
     "arrays are valid indices"
-)
-NO_MASKS: Final = (
-    "boolean masks are not supported yet: how many elements they select is not known until the worker has them; "
-    "use where(mask, x, y), or index with integers"
 )
 
 
@@ -126,6 +135,60 @@ def is_advanced(item: object) -> bool:
     )
 
 
+def without_masks(spec: Spec, key: object) -> tuple[Any, bool]:
+    """The key with the index arrays that NumPy makes of masks in place of the masks which are known when issued.
+
+    Returns:
+        (key, whether it holds a bool still: an array's elements that the worker has, or a bool without an axis).
+    """
+    items = list(key) if type(key) is tuple else [key]
+    found: list[Any] = []
+    axis, left = 0, False
+    for place, item in enumerate(items):
+        if item is Ellipsis:
+            axis = spec.ndim - sum(map(_consumed, items[place + 1 :]))
+        mask = item if _is_mask(item) else None
+        if mask is not None and (mask is True or mask is False or not hasattr(mask, "_ref")):
+            mask = np.asarray(mask)
+            if mask.ndim:
+                _check_mask(spec, mask, axis)
+                found += mask.nonzero()
+                axis += mask.ndim
+                continue
+        left = left or mask is not None
+        found.append(item)
+        axis += _consumed(item)
+    return (tuple(found) if type(key) is tuple or len(found) != 1 else found[0]), left
+
+
+def _is_mask(item: Any) -> bool:
+    if isinstance(item, (bool, np.bool_)):
+        return True
+    if isinstance(item, (list, tuple)):
+        return np.asarray(item).dtype.kind == "b" if not any(hasattr(each, "_ref") for each in item) else False
+    return getattr(getattr(item, "dtype", None), "kind", "") == "b"
+
+
+def _consumed(item: Any) -> int:
+    """How many axes an item of a key takes."""
+    if item is None or item is Ellipsis:
+        return 0
+    return int(np.ndim(item)) if _is_mask(item) else 1
+
+
+def _check_mask(spec: Spec, mask: Array, axis: int) -> None:
+    for place, extent in enumerate(mask.shape):
+        if axis + place >= spec.ndim:
+            raise IndexError(
+                f"too many indices for array: array is {spec.ndim}-dimensional, but {axis + mask.ndim} were indexed"
+            )
+        if extent != spec.shape[axis + place]:
+            raise IndexError(
+                f"boolean index did not match indexed array along axis {axis + place}; size of axis is "
+                f"{spec.shape[axis + place]} but size of corresponding boolean axis is {extent}"
+            )
+
+
 def encode_key(key: object, handle: type) -> tuple[tuple[Any, ...], list[Any]]:
     """The static value `key` of `getitem_advanced` and `setitem_advanced`, and the index arrays that are operands.
 
@@ -161,8 +224,6 @@ def _constant(item: Any) -> tuple[str, str, tuple[int, ...], bytes]:
     array = np.asarray(item)
     if array.size == 0 and not isinstance(item, np.ndarray):
         array = array.astype(np.intp)  # an empty list is a list of no indices
-    if array.dtype.kind == "b":
-        raise IndexError(NO_MASKS)
     if array.dtype.kind not in "iu":
         raise IndexError("arrays used as indices must be of integer (or boolean) type")
     array = array.astype(np.intp)

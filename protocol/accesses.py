@@ -19,11 +19,12 @@ from .messages import (
     Instruction,
     Ref,
 )
-from .operations import BY_NUMBER
+from .operations import BY_NAME, BY_NUMBER
 
 Buffers = tuple[int, ...]
 _NOTHING: Final[Buffers] = ()
 _SLOT_BITS: Final = 15
+ASKED: Final = 4 * BY_NAME["asked"].number + GENERAL
 
 
 def buffer_of(ref: Ref) -> int | None:
@@ -115,13 +116,21 @@ def issue_number(instruction: Instruction) -> int:
     return int((number & ((1 << TICKET_BITS) - 1)) << _SLOT_BITS | number // NEXT_OUTPUT)
 
 
+def operation_name(instruction: Instruction) -> str:
+    """What an operation is called: for a call by name that name."""
+    operation = BY_NUMBER[instruction[0] // 4]
+    return operation.name if operation.kind not in ("named", "asked") else str(instruction[4][0])
+
+
 def outputs(instruction: Instruction) -> Iterator[tuple[int, int]]:
-    """The buffers that the instruction makes, each with the number of its spec."""
+    """The buffers that the instruction makes, each with the number of its spec; -1 where only the worker will know."""
     code = instruction[0]
     if code in (Control.RECV, Control.UPLOAD):
         yield instruction[1], instruction[2]
     elif code >= CONTROLS:
-        if code % 4 == GENERAL:
+        if code == ASKED:
+            yield from ((instruction[1] + place * NEXT_OUTPUT, -1) for place in range(instruction[4][2]))
+        elif code % 4 == GENERAL:
             yield from ((instruction[1] + place * NEXT_OUTPUT, spec) for place, spec in enumerate(instruction[2]))
         else:
             yield instruction[1], instruction[2]

@@ -9,7 +9,7 @@ Who speaks to whom:
   Cancel, Goodbye;
 - a worker to a worker's inbox: Ticket, Taken;
 - a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced,
-  Inspected, Flagged, Lost, Unreachable;
+  Inspected, Flagged, Described, Lost, Unreachable;
 - a watcher thread, inside its own process, to the inbox or to the events: Lost;
 - a supervisor to a worker's inbox: Stop.
 
@@ -230,6 +230,15 @@ class Inspected(NamedTuple):
     counts: dict[str, int]
 
 
+class Described(NamedTuple):
+    """What an instruction has made whose specs only its run could tell; or why it made nothing."""
+
+    lane: int
+    request: int
+    specs: tuple[tuple[Any, ...], ...]  # (shape, dtype, strides) of each result
+    failure: tuple[Any, ...] | None  # as in Value
+
+
 class Lost(NamedTuple):
     """The process behind `key` has ended: a lane's number for a session, a session's id for a worker."""
 
@@ -260,7 +269,7 @@ Message = Any  # any of the classes below
 CLASSES: Final[tuple[type[Any], ...]] = (
     Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
     Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost, Inspect, Inspected,
-    Cancel, Unreachable, Flagged,
+    Cancel, Unreachable, Flagged, Described,
 )  # fmt: skip
 TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
 

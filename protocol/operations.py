@@ -20,6 +20,10 @@ and the scalars that stand in an array's place. *Static values* are plain, hasha
     key (get/setitem_advanced)  a tuple of: int; None (a new axis); '...'; ('s', start, stop, step), a slice;
                                 ('c', dtype string, shape, bytes), an index array known when issued;
                                 '@', the next index array among the operands
+    function, tree (named)      which of NumPy's functions (`functions.py`), and its arguments (`trees.py`): a tuple of
+                                the positional ones and a dict
+    count, request (asked)      how many arrays come of it, and the number under which the worker answers with their
+                                specs: they are known when it has them (a Described of `messages.py`)
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class Operation(NamedTuple):
     name: str  # NumPy's own, where NumPy has the function
     kind: str  # which convention infer and the kernels share for it
     inputs: int  # operands; -1: any number
-    outputs: int  # new buffers
+    outputs: int  # new buffers; -1: as many as the instruction says
     writes: tuple[int, ...]  # positions of the operands that it writes
     static: tuple[str, ...]  # names of the static values, in order
 
@@ -107,6 +111,10 @@ _ROWS: tuple[tuple[str, str, int, int, tuple[int, ...], str], ...] = (
     ("rng_permutation", "random", -1, 1, (0,), "x axis"),
     ("rng_choice", "random", -1, 1, (0,), "a size replace axis shuffle"),
     ("rng_shuffle", "random", 2, 0, (0, 1), "axis"),
+    ("named", "named", -1, -1, (), "function tree"),
+    ("named_write", "named", -1, 0, (0,), "function tree"),
+    ("named_write_two", "named", -1, 0, (0, 1), "function tree"),
+    ("asked", "asked", -1, -1, (), "function tree count request"),
 )
 
 OPERATIONS: Final[tuple[Operation, ...]] = tuple(

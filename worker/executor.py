@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.accesses import accesses, issue_number, outputs, spoiled
+from ..protocol.accesses import ASKED, accesses, issue_number, operation_name, outputs, spoiled
 from ..protocol.errors import Cancelled, DeviceLost, OutOfDeviceMemory
 from ..protocol.identity import Identity
 from ..protocol.messages import (
@@ -36,6 +36,7 @@ from ..protocol.messages import (
     Batch,
     Completed,
     Control,
+    Described,
     Failed,
     Instruction,
     Message,
@@ -49,6 +50,7 @@ from ..protocol.recordings import Template
 from ..protocol.shortage import Shortage, tell
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
+from .asked import keep, results
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
 from .devices.base import COMPUTE, STREAMS, Device
 from .finiteness import Finiteness
@@ -118,6 +120,7 @@ class Executor:
         self._handlers = self._control_handlers()
         for operation in OPERATIONS:
             self._handlers.update(self._inline(operation) if device.inline else self._queued(operation))
+        self._handlers[ASKED] = self._asked
         self._finiteness: Finiteness | None = None
         if nan:
             self._finiteness = Finiteness(lane, device, self._store.arrays, self._detail, self._late.append)
@@ -484,6 +487,10 @@ class Executor:
             self._transfers.send_failure(instruction, failure)
         elif code in (Control.READ, Control.FENCE):
             self._report(Value(self.lane, instruction[-1], None, failure))
+        elif code == ASKED:
+            for buffer, _ in outputs(instruction):
+                self._store.fail(buffer, failure)
+            self._report(Described(self.lane, instruction[4][3], (), failure))
         else:
             specs = {buffer: self._layouts[id] for buffer, id in outputs(instruction)}
             for buffer in _spoiled(instruction, failure):
@@ -560,7 +567,7 @@ class Executor:
             scalar = place == {SCALAR_RIGHT: 1, SCALAR_LEFT: 0}.get(code % 4)  # a number there is no buffer's
             array = (None if scalar else self._store.arrays.get(ref)) if values is None else values[place]
             operands.append(f"{array.dtype} {array.shape}" if isinstance(array, self.device.xp.ndarray) else str(ref))
-        return f"{BY_NUMBER[code // 4].name}({', '.join(operands)})"
+        return f"{operation_name(instruction)}({', '.join(operands)})"
 
     def _tell_failed(self, n: int, failure: Failure, instruction: Instruction, shortage: tuple[Any, ...] = ()) -> None:
         root, kind, text, words, detail, _ = failure
@@ -698,6 +705,25 @@ class Executor:
             handlers[4 * operation.number + SCALAR_RIGHT] = scalar_right
             handlers[4 * operation.number + SCALAR_LEFT] = scalar_left
         return handlers
+
+    def _asked(self, n: int, instruction: Instruction) -> None:
+        """Run a call whose results' specs only the run can tell, and tell them."""
+        _, out, _, operands, static, _ = instruction
+        start = time.monotonic_ns()
+        values = tuple([self._operand(ref) for ref in operands])
+        reads, _ = accesses(instruction)
+
+        def look() -> None:
+            for buffer in reads:
+                if buffer in self._store.failures:
+                    raise Unavailable(buffer)
+
+        call = kernel(BY_NUMBER[ASKED // 4], self.device.xp)
+        made = results(self.device, look, lambda: call(None, values, static))
+        specs = keep(self.device, self._store, out, made, static[2])
+        if not self.device.inline:
+            self._record(n, start)
+        self._report(Described(self.lane, static[3], specs, None))
 
     def _operands(self, operation: Operation, refs: tuple[Ref, ...]) -> tuple[Any, ...]:
         """The operands of a general instruction: those that are only read first, in memory as it is before any move."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.accesses import accesses, buffer_of, issue_number
+from ..protocol.accesses import ASKED, accesses, buffer_of, issue_number, outputs
 from ..protocol.messages import CONTROLS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, Control, Flagged, Instruction, Ref
 from ..protocol.operations import BY_NUMBER
 from .devices.base import COMPUTE, Device
@@ -121,6 +121,8 @@ def _written(instruction: Instruction) -> list[Ref]:
     if instruction[0] % 4 != GENERAL:
         return [instruction[1]]
     _, out, specs, operands, _, into = instruction
+    if instruction[0] == ASKED:
+        return [buffer for buffer, _ in outputs(instruction)]
     if specs:
         return [out + place * NEXT_OUTPUT for place in range(len(specs))]
     return [into] if into is not None else [operands[place] for place in BY_NUMBER[instruction[0] // 4].writes]

@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..protocol.functions import function as named_function
 from ..protocol.operations import Operation
 from ..protocol.specs import Spec
+from ..protocol.trees import decode, leaves
 
 Kernel = Callable[..., Any]
 
@@ -313,6 +315,32 @@ def _on_host(array: Any) -> Any:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
+def _named(operation: Operation, xp: Any) -> Kernel:
+    def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
+        args, kwargs = decode(static[1], operands)
+        with np.errstate(all="ignore"):
+            result = named_function(static[0], xp)(*args, **kwargs)
+        if operation.writes:
+            return None
+        if out is None:
+            made = tuple([_independent(xp, each, operands) for each in leaves(result)])
+            return made[0] if len(made) == 1 and operation.kind == "named" else made
+        for target, each in zip(out if isinstance(out, tuple) else (out,), leaves(result), strict=True):
+            target[...] = each
+        return out
+
+    return run
+
+
+def _independent(xp: Any, result: Any, operands: tuple[Any, ...]) -> Any:
+    """One result, in memory of its own, in native byte order."""
+    array = xp.asarray(result)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"the result has dtype {array.dtype}, and arrays hold bool, int, float and complex")
+    shared = array.base is not None or any(array is each for each in operands)
+    return array.copy() if shared or not array.dtype.isnative else array
+
+
 _MAKERS: Final[dict[str, Callable[[Operation, Any], Kernel]]] = {
     "ufunc": _ufunc,
     "call": _call,
@@ -324,4 +352,6 @@ _MAKERS: Final[dict[str, Callable[[Operation, Any], Kernel]]] = {
     "create": _create,
     "sequence": _sequence,
     "random": _random,
+    "named": _named,
+    "asked": _named,
 }

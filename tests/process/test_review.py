@@ -267,7 +267,7 @@ def test_out_that_cannot_be_written_is_refused_in_words() -> None:
             il.add(x, x, out=np.zeros(3))
         with pytest.raises(TypeError, match=r"divmod\(\) takes no out="):
             il.divmod(x, 2, out=x)
-        with pytest.raises(TypeError, match=r"sum\(\) takes no out= yet"):
+        with pytest.raises(TypeError, match=r"sum cannot write the elements of an array on a device into a NumPy"):
             np.sum(x, out=np.zeros(()))
         assert float(np.sum(x, out=None)) == 3.0
 
@@ -367,8 +367,8 @@ def test_a_program_without_a_standard_stream_has_workers_all_the_same(closed: in
 def test_what_ndarray_has_and_arrays_lack_is_said_so() -> None:
     with il.connect("cpu:0"):
         x = il.ones(3)
-        with pytest.raises(AttributeError, match=r"ndarray's is not supported on a device yet; .*x\.numpy\(\)\.real"):
-            _ = x.real  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match=r"ndarray's is not supported on a device yet; .*x\.numpy\(\)\.ctypes"):
+            _ = x.ctypes  # type: ignore[attr-defined]
         with pytest.raises(AttributeError, match=r"object has no attribute 'nonsense'$"):
             _ = x.nonsense  # type: ignore[attr-defined]
         assert not hasattr(x, "__cuda_array_interface__")

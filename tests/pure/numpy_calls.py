@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from interlock.coordinator.infer import GENERATOR, scalar_ref
 from interlock.coordinator.views import encode_key
+from interlock.protocol.functions import function
 from interlock.protocol.operations import BY_NAME, Operation
 from interlock.protocol.specs import Spec, spec
+from interlock.protocol.trees import encode
 
 DTYPES = "?bhilBHILefdFD"
 EXTENTS = (1, 2, 2, 3, 3, 5, 0)
@@ -477,7 +479,85 @@ def _rng_shuffle(draw: Any) -> Call:
     return Call(BY_NAME["rng_shuffle"], (draw(generators), array), (axis,), direct)
 
 
+# By name, what to try on one array of any shape; what is written, is its first.
+_NAMED_CALLS: tuple[Callable[..., Any], ...] = (
+    lambda: ("roll", (2,), {"axis": -1}),
+    lambda: ("pad", (1,), {}),
+    lambda: ("repeat", (3,), {"axis": 0}),
+    lambda: ("nancumsum", (), {}),
+    lambda: ("median", (), {"axis": -1}),
+    lambda: ("add.accumulate", (), {}),
+    lambda: ("take", ([0, 0, 0],), {"axis": 0}),
+    lambda: ("diff", (), {"n": 2}),
+    lambda: ("fft.rfft", (), {"axis": 0}),
+    lambda: ("linalg.vector_norm", (), {"keepdims": True}),
+    lambda: ("isclose", (1.0,), {}),
+    lambda: ("searchsorted", (2,), {}),
+    lambda: ("tile", ((2, 1),), {}),
+)
+_NAMED_WRITES: tuple[Callable[..., Any], ...] = (
+    lambda: ("put", ([0], 1), {}),
+    lambda: ("ndarray.sort", (), {"axis": -1}),
+    lambda: ("copyto", (1,), {}),
+    lambda: ("add.at", (0, 1), {}),
+)
+
+
+def _tree(count: int, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [("@", place) for place in range(count)]
+    more = [encode(each, lambda _: None) for each in rest]
+    return ("(", ("(", *given, *more), encode(kwargs, lambda _: None))
+
+
+@st.composite
+def _named(draw: Any) -> Call:
+    name, rest, kwargs = draw(st.sampled_from(_NAMED_CALLS))()
+    array = draw(arrays(draw(shapes)))
+    direct = function(name, np)
+    return Call(
+        BY_NAME["named"], (array,), (name, _tree(1, rest, kwargs)), lambda array: direct(array, *rest, **kwargs)
+    )
+
+
+@st.composite
+def _named_write(draw: Any) -> Call:
+    name, rest, kwargs = draw(st.sampled_from(_NAMED_WRITES))()
+    array = draw(arrays(draw(shapes), writable=True))
+    direct = function(name, np)
+
+    def change(array: Any) -> None:
+        direct(array, *rest, **kwargs)
+
+    return Call(BY_NAME["named_write"], (array,), (name, _tree(1, rest, kwargs)), change)
+
+
+@st.composite
+def _named_write_two(draw: Any) -> Call:
+    shape = draw(shapes)
+    operands = tuple([draw(arrays(shape, "fd", writable=True)) for _ in range(2)])
+    tree = ("(", ("(", 7.5, 2.0), ("{", "out", ("(", ("@", 0), ("@", 1))))
+
+    def change(*out: Any) -> None:
+        np.divmod(7.5, 2.0, out=out)
+
+    return Call(BY_NAME["named_write_two"], operands, ("divmod", tree), change)
+
+
+@st.composite
+def _asked(draw: Any) -> Call:
+    name = draw(st.sampled_from(("flatnonzero", "unique_values", "unique_counts", "union1d")))
+    operands = tuple([draw(arrays(draw(shapes), "?bild")) for _ in range(1 + (name == "union1d"))])
+    direct = function(name, np)
+    made = 2 if name == "unique_counts" else 1
+    tree = ("(", ("(", *[("@", place) for place in range(len(operands))]), ("{",))
+    return Call(BY_NAME["asked"], operands, (name, tree, made, 1), lambda *arrays: direct(*arrays))
+
+
 _BY_NAME: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
+    "named": _named,
+    "named_write": _named_write,
+    "named_write_two": _named_write_two,
+    "asked": _asked,
     "matmul": _matmul,
     "where": _where,
     "astype": _astype,

@@ -55,10 +55,11 @@ def test_the_promised_specs_are_those_that_numpy_gives(operation: Operation, dat
         assert type(inferred) is type(direct), (inferred, direct)
         return
     if isinstance(inferred, Exception):
-        assert _holds_objects(direct), inferred
+        assert operation.kind == "asked" or _holds_objects(direct), inferred
         return
     results = direct if isinstance(direct, tuple) else () if direct is None else (direct,)
-    assert len(inferred.specs) == len(results) == operation.outputs
+    assert len(inferred.specs) == len(results)
+    assert operation.outputs in (-1, len(results))
     for promised, result in zip(inferred.specs, results, strict=True):
         if promised is GENERATOR:
             continue
@@ -66,6 +67,8 @@ def test_the_promised_specs_are_those_that_numpy_gives(operation: Operation, dat
         assert (promised.shape, promised.dtype) == (array.shape, array.dtype)
         if operation.name in ("mean", "var", "std") and call.operands[0].size == 0:
             continue  # what NumPy makes of no samples is all alike; workers lay it out as was promised
+        if operation.kind == "named":
+            continue  # some give views; workers make arrays of their own
         assert same_layout(promised.strides, array.strides, array.shape), (promised, array.strides)
 
 
@@ -235,7 +238,7 @@ def test_a_huge_int_never_hits_the_cache() -> None:
         ("assign", (spec((3,), A.dtype, (0,)), 1.0), (), "assignment destination is read-only"),
         ("power", (LONGS, -1), (), "Integers to negative integer powers"),
         ("getitem_advanced", (A,), (encode_key([7], Call)[0],), "index 7 is out of bounds for axis 0 with size 3"),
-        ("getitem_advanced", (A, spec((3,), np.dtype("?"))), (("@",),), "boolean masks are not supported yet"),
+        ("getitem_advanced", (A, spec((3,), np.dtype("?"))), (("@",),), "must be of integer"),
         ("arange", (), ((0,), (3,), (0,), None), "division by zero"),
         ("zeros", (), ((-1,), "<f8", "C"), "negative dimensions are not allowed"),
     ],

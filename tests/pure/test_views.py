@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from interlock.coordinator import views
 from interlock.coordinator.infer import ravel_axes
-from interlock.coordinator.views import AdvancedKey, encode_key
+from interlock.coordinator.views import AdvancedKey, encode_key, without_masks
 from interlock.protocol.specs import Spec, spec
 
 from .numpy_calls import Handle, arrays, shapes
@@ -201,10 +202,36 @@ def test_terabytes_cost_nothing() -> None:
     assert (derived.shape, derived.strides, offset) == ((1 << 20,), (-(1 << 20),), (1 << 40) - 4)
 
 
-def test_masks_are_refused_with_a_reason() -> None:
-    for mask in ([True, False], np.array([True]), True, (slice(None), [False])):
-        with pytest.raises(IndexError, match="boolean masks are not supported yet"):
-            encode_key(mask, Handle)
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.eye(3, 4) > 0,
+        (np.array([True, False, True]), 1),
+        (..., [True, False, False, True]),
+        (None, [False, False, True], None),
+        (np.array([True, False, True]), [0, 3]),
+        np.zeros((3, 4), bool),
+        np.array([True, False]),
+        np.ones((3, 4, 1), bool),
+        (slice(None), [True, True, True, True, False]),
+    ],
+    ids=str,
+)
+def test_a_known_mask_is_the_index_arrays_that_numpy_makes_of_it(key: Any) -> None:
+    array = np.arange(12).reshape(3, 4)
+    try:
+        wanted = array[key]
+    except IndexError as error:
+        with pytest.raises(IndexError, match=re.escape(str(error))):
+            without_masks(spec((3, 4), array.dtype), key)
+        return
+    plain, left = without_masks(spec((3, 4), array.dtype), key)
+    assert not left
+    assert array[plain].tolist() == wanted.tolist()
+
+
+def test_a_bool_that_takes_no_axis_is_left() -> None:
+    assert without_masks(spec((3,), np.dtype("f8")), True) == (True, True)
 
 
 def test_a_key_becomes_plain_values_and_index_arrays_on_devices() -> None:

@@ -1,0 +1,26 @@
+"""`interlock.fft`: NumPy's Fourier transforms on arrays of a device, and the standard's extension of this name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..protocol.functions import FUNCTIONS
+from .protocols import named_here
+
+_NAMES = sorted(name[4:] for name in FUNCTIONS if name.startswith("fft."))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()[name] = named_here(getattr(np.fft, name))
+    return made
+
+
+def __dir__() -> list[str]:
+    return list(_NAMES)
+
+
+__all__ = __dir__()

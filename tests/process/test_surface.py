@@ -1,0 +1,220 @@
+"""NumPy's functions on Interlock's arrays give what they give on NumPy's, or say what to use instead."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import interlock as il
+
+from .surface_calls import CALLS, OTHERS, REFUSED
+
+HANG_S = 60.0
+pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's own, about values
+
+
+@pytest.fixture(scope="module", params=["cpu:0", "sim:0"])
+def session(request: pytest.FixtureRequest) -> Iterator[il.Session]:
+    with il.connect(devices=[request.param]) as session:
+        yield session
+
+
+def made(dtype: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays that the calls name."""
+    rng = np.random.default_rng(1)
+
+    def some(*shape: int) -> np.ndarray[Any, Any]:
+        values: Any = rng.integers(0, 5, shape)
+        if np.dtype(dtype).kind in "fc":
+            values = values + rng.random(shape)
+        if np.dtype(dtype).kind == "c":
+            values = values + 1j * rng.random(shape)
+        return np.asarray(values).astype(dtype)
+
+    square = some(3, 3)
+    return {
+        "a": some(3, 4), "b": some(3, 4), "v": some(4), "w": some(4), "c": some(2, 3, 4), "r": np.sort(some(4)),
+        "s": (some(3, 3) + np.eye(3) * 9).astype(dtype), "p": (square @ square.conj().T + np.eye(3) * 20).astype(dtype),
+        "i": rng.integers(0, 3, 4), "j": rng.integers(0, 3, 4), "k": rng.integers(0, 3, 12).astype(dtype),
+        "m": rng.random((3, 4)) > 0.5, "n": rng.random(4) > 0.5, "u": rng.integers(0, 9, 8).astype("u1"),
+        "z": some(3, 4) + 1j * some(3, 4),
+    }  # fmt: skip
+
+
+def outcome(text: str, arrays: dict[str, Any]) -> Any:
+    """What an expression gives, read, or its exception."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            return read(eval(text, {"np": np, **arrays}))
+        except Exception as error:
+            return error
+
+
+def read(result: Any) -> Any:
+    if isinstance(result, il.Array):
+        return result.numpy(timeout=HANG_S)
+    if isinstance(result, (tuple, list)):
+        return type(result), [read(each) for each in result]
+    return result
+
+
+def agree(one: Any, other: Any) -> bool:
+    """Whether two outcomes are the same; a number may be an array without axes."""
+    if isinstance(one, Exception):
+        return type(one) is type(other)
+    if isinstance(one, tuple):
+        return (
+            isinstance(other, tuple)
+            and one[0] is other[0]
+            and len(one[1]) == len(other[1])
+            and all(map(agree, one[1], other[1]))
+        )
+    if not isinstance(one, (np.ndarray, np.generic, int, float, complex)):
+        return bool(one == other)
+    a, b = np.asarray(one), np.asarray(other)
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    # What is laid out otherwise in memory may be added up in another order.
+    return np.array_equal(a, b, equal_nan=True) or (a.dtype.kind in "fc" and np.allclose(a, b, 1e-5, equal_nan=True))
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i8", "c16", "?", "u1"])
+def test_numpys_functions_give_what_they_give_on_numpys_arrays(session: il.Session, dtype: str) -> None:
+    if session.devices[0].kind == "sim" and dtype != "f8":
+        pytest.skip("one dtype tells what queues change")
+    wrong = []
+    for name, text in CALLS.items():
+        theirs = made(dtype)
+        ours = {key: il.asarray(each, device=session.devices[0]) for key, each in theirs.items()}
+        if name.partition(".")[0] in vars(np) and not _there(name):
+            continue  # newer than this NumPy
+        wanted, found = outcome(text, theirs), outcome(text, ours)
+        if not agree(wanted, found):
+            wrong.append(f"{text}: {found!r}, not {wanted!r}")
+        wrong += [
+            f"{text} leaves {key} as {read(each)}" for key, each in ours.items() if not agree(theirs[key], read(each))
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _there(name: str) -> bool:
+    found: Any = np
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None
+
+
+def public() -> set[str]:
+    """NumPy's public functions, but for ufuncs, which have tests of their own."""
+    return {
+        prefix + name
+        for prefix, module in (("", np), ("linalg.", np.linalg), ("fft.", np.fft))
+        for name in module.__all__
+        if callable(each := getattr(module, name)) and not isinstance(each, (type, np.ufunc))
+    }
+
+
+def test_nearly_all_of_numpys_functions_that_take_arrays_are_among_those_tested() -> None:
+    taking = public() - OTHERS
+    assert taking - CALLS.keys() - REFUSED.keys() == set()
+    assert len(taking & CALLS.keys()) >= 0.95 * len(taking)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_worker_can_do_is_refused_naming_what_can_be_done(session: il.Session, name: str) -> None:
+    ours = {key: il.asarray(each, device=session.devices[0]) for key, each in made("f8").items()}
+    refusal = outcome(REFUSED[name], ours)
+    assert isinstance(refusal, TypeError), refusal
+    assert f"numpy.{name} is not supported on Interlock's arrays" in str(refusal)
+    assert "; use " in str(refusal)
+
+
+# -- shapes that depend on values -------------------------------------------------------------------------------------
+
+
+def test_a_call_whose_shape_depends_on_values_returns_before_the_values_are_there(session: il.Session) -> None:
+    x = il.ones(1_000_000, device=session.devices[0])
+    for _ in range(50):
+        x = x * 1.0  # some work, so that what follows cannot be done yet
+    found = np.flatnonzero(x)
+    assert not _has(found, "_spec")
+    assert found.shape == (1_000_000,)
+    assert int(found[-1]) == 999_999
+
+
+def _has(array: il.Array, name: str) -> bool:
+    """Whether a slot is filled, without asking for it."""
+    try:
+        object.__getattribute__(array, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def test_masks_select_and_assign(session: il.Session) -> None:
+    host = np.random.default_rng(0).normal(size=(40, 30))
+    x = il.asarray(host, device=session.devices[0])
+    assert np.array_equal(x[x > 0].numpy(), host[host > 0])
+    rows = x[:, 0] > 0
+    assert np.array_equal(x[rows, 1].numpy(), host[host[:, 0] > 0, 1])
+    assert np.array_equal(x[host > 1].numpy(), host[host > 1])
+    x[x < 0] = 0
+    x[rows] *= 2
+    x[rows, 3] = il.arange(0.0, 1e9, 1e9 / int(np.count_nonzero(rows)), device=session.devices[0])
+    wanted = np.where(host < 0, 0, host)
+    chosen = host[:, 0] > 0
+    wanted[chosen] *= 2
+    wanted[chosen, 3] = np.arange(0.0, 1e9, 1e9 / np.count_nonzero(chosen))
+    assert np.array_equal(x.numpy(), wanted)
+
+
+def test_an_operation_on_what_has_no_shape_yet_waits_for_it_and_goes_on(session: il.Session) -> None:
+    host = np.random.default_rng(0).integers(0, 9, 1000)
+    x = il.asarray(host, device=session.devices[0])
+    values, counts = np.unique_counts(x)
+    assert np.array_equal((values * counts).numpy(), np.multiply(*np.unique_counts(host)))
+    assert float(x[x > 4].mean()) == host[host > 4].mean()
+    assert len(x[x == 7]) == np.count_nonzero(host == 7)
+
+
+def test_a_failure_is_raised_wherever_the_shape_or_the_elements_are_asked_for(session: il.Session) -> None:
+    x = il.arange(4, device=session.devices[0])
+    broken = il.asarray([0, 9], device=session.devices[0])
+    failed = x[broken]  # only the worker sees that 9 is outside
+    chosen = np.flatnonzero(failed)
+    for ask in (lambda: chosen.shape, lambda: chosen.numpy(), lambda: chosen + 1, lambda: len(chosen)):
+        with pytest.raises(IndexError, match="index 9 is out of bounds"):
+            ask()
+    assert np.flatnonzero(x).tolist() == [1, 2, 3]
+
+
+def test_while_recording_a_shape_that_depends_on_values_is_refused(session: il.Session) -> None:
+    x = il.ones(5, device=session.devices[0])
+    with pytest.raises(il.CaptureError, match=r"a shape that depends on values is needed while .* is captured"):
+        il.capture(lambda x: x[x > 0] + 1)(x)
+    step = il.capture(lambda x: np.roll(x, 1) + np.linalg.norm(x))
+    for n in range(3):
+        y = x * n
+        assert np.array_equal(step(y).numpy(), np.roll(y.numpy(), 1) + np.linalg.norm(y.numpy()))
+
+
+def test_nothing_is_left_of_calls_by_name(session: il.Session) -> None:
+    gc.collect()  # what failed before holds arrays by its traceback
+    session.synchronize()
+    before = session.inspect()
+    x = il.ones((50, 50), device=session.devices[0])
+    for _ in range(20):
+        np.unique(x), np.roll(x, 1), x[x > 3]
+    del x
+    session.synchronize()
+    after = session.inspect()
+    assert {device: counts["arrays"] for device, counts in after.items()} == {
+        device: counts["arrays"] for device, counts in before.items()
+    }
+    assert not session._pending
