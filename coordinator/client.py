@@ -173,6 +173,7 @@ def _start(
             window=window,
             memory=memory,
             source=source,
+            arena=options.get("arena"),
             restart=restart,
             modes=chosen,
         )
@@ -194,9 +195,7 @@ def _client_pair(path: str | os.PathLike[str] | None) -> Pair:
     return pair
 
 
-def _adopt(
-    address: str, devices: Sequence[str] | None, said: str, pair: Pair | None = None
-) -> list[workers.Adopted]:
+def _adopt(address: str, devices: Sequence[str] | None, said: str, pair: Pair | None = None) -> list[workers.Adopted]:
     """The workers behind a launcher's address."""
     answer = ask(address, ROSTER, ASK_S, pair)
     if answer is None:

@@ -101,6 +101,7 @@ class Session:
         window: int = 1024,
         memory: int | None = None,
         source: Source | None = None,
+        arena: str | None = None,
         restart: bool = False,
         pair: Pair | None = None,
         modes: Modes = PLAIN,
@@ -156,7 +157,7 @@ class Session:
         self.interrupts = Interrupts()
         self._owners = Owners(self.lanes)
         self._identity = own_identity()
-        self._arena = Arena(self.memory, self._identity)
+        self._arena = Arena(self.memory, self._identity, kind=arena)
         self._mappings = Mappings()
         self._page = Arena(PAGE, self._identity, minimum_segment=PAGE)  # apart, to take nothing from the uploads
         self._progress_block = self._page.allocate(8 * ROWS * MOST_LANES)
@@ -654,12 +655,16 @@ class Session:
         lane = self.lanes[pending.lane]
         try:
             with self.lock:
-                memory = self._mappings.attach(lane.worker.identity, ticket)
+                memory = self._map(lane, ticket)
         except (PeerGone, ImportFailed):
             lost = self._found_lost(lane.index)
             if lost is None:
                 raise
             raise lost from None
+        except OutOfDeviceMemory:
+            with self.lock:
+                lane.send(m.Returned((loan,)))
+            raise
         try:
             strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
             yield np.ndarray(spec.shape, spec.dtype, memory, offset, strides)
@@ -667,6 +672,14 @@ class Session:
             with self.lock:
                 if lane.lost is None:
                     lane.send(m.Returned((loan,)))
+
+    def _map(self, lane: Lane, ticket: Any) -> memoryview:
+        """Memory of the lane's worker. The caller holds the lock."""
+        try:
+            return self._mappings.attach(lane.worker.identity, ticket)
+        except OutOfDeviceMemory:
+            self._mappings.close()  # what was mapped before is kept only to be found again
+            return self._mappings.attach(lane.worker.identity, ticket)
 
     def synchronize(self, timeout: float | None = None, raising: bool = True) -> None:
         """Wait until all that was issued has finished; raise the earliest unread failure, with the others as notes."""

@@ -84,8 +84,25 @@ def cores() -> int:
 
 
 def default_memory(workers: int) -> int:
-    """Bytes that each of several workers may take: together half of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(workers, 1)
+    """Bytes that each of several workers may take: together half of what this process may use."""
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits()) // 2 // max(workers, 1)
+
+
+def _group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """The memory limits, in bytes, of the control groups that this process is in: a container's, say."""
+    files = [root / "memory.max", root / "memory" / "memory.limit_in_bytes"]
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, kind, place = line.split(":", 2)
+            here = Path(place.lstrip("/"))
+            files += [root / each / "memory.max" for each in (here, *here.parents)] if kind == "" else []
+            if kind == "memory":
+                files.append(root / "memory" / here / "memory.limit_in_bytes")
+    limits = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is none
+            limits.append(int(file.read_text()))
+    return [limit for limit in limits if limit > 0] or [1 << 62]
 
 
 def blas_environment(threads: int) -> dict[str, str]:

@@ -451,8 +451,9 @@ class Mappings:
     def attach(self, owner: Identity, ticket: Sequence[object], *, writable: bool = False) -> memoryview:
         """The memory that a ticket names.
 
-        Raises ImportFailed if it cannot be opened or is not what the ticket says, PeerGone if the owner is dead and
-        the segment was not mapped before. What is mapped stays valid memory when the owner dies.
+        Raises ImportFailed if it cannot be opened or is not what the ticket says, OutOfDeviceMemory if the system has
+        no room for it, PeerGone if the owner is dead and the segment was not mapped before. What is mapped stays valid
+        memory when the owner dies.
         """
         return self.array(owner, ticket, writable=writable).data
 
@@ -522,7 +523,13 @@ def _map(owner: Identity, kind: str, where: int | str, size: int, nonce: bytes, 
             raise PeerGone(f"process {owner.pid}, which owned the memory, has ended") from error
         raise SegmentGone(f"process {owner.pid} has given the segment back ({path})") from error
     except (OSError, ValueError) as error:
-        raise ImportFailed(f"shared memory of process {owner.pid} cannot be opened: {error}") from error
+        number = getattr(error, "errno", 0) or 0
+        if number not in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            raise ImportFailed(f"shared memory of process {owner.pid} cannot be opened: {error}") from error
+        refusal = f"the system refused to map {amount(size)} of another process: {os.strerror(number)}"
+        short = OutOfDeviceMemory(refusal + describe_limits(number))
+        short.shortage = Shortage("this process", size, "", 0, 0, refusal + describe_limits(number))
+        raise short from error
 
 
 def _map_file(path: str, size: int, nonce: bytes, writable: bool) -> Bytes:

@@ -36,10 +36,12 @@ def shortage_of(
     """
     name = f"{device.info.kind}:{device.info.ordinal}"
     found = error.shortage if isinstance(error, OutOfDeviceMemory) else None
+    used = device.memory()["used"] + store.small_bytes
     if found is None:  # NumPy's own memory: for what a kernel needs on the way
-        used = device.memory()["used"] + store.small_bytes
         refusal = f"{error}{address_space()}"
         found = Shortage(name, 0, "", device.info.memory_bytes, used, refusal)
+    elif not found.limit:
+        found = found._replace(limit=device.info.memory_bytes, used=used)
     holders = transfers.holders()
     held, small = store.owners()
     owners = [

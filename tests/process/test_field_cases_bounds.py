@@ -6,11 +6,18 @@ Tests without a number hold what belongs to the same promises.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import inspect
 import itertools
+import operator
 import os
+import resource
+import shutil
 import signal
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +26,7 @@ import pytest
 import interlock as il
 from interlock.protocol import logs
 
-from .programs import becomes, run_python
+from .programs import becomes, run, run_python
 from .test_worker_life import customize
 
 MIB = 1 << 20
@@ -316,3 +323,167 @@ with il.connect("cpu:0", memory=4 << 30) as session:
     assert done.out.splitlines() == [
         "True True", "5242880.0 8.0", "others failed, too", "[<interlock device cpu:0>]"
     ], done.err  # fmt: skip
+
+
+# FL-26: pytorch/pytorch#5040; ray-project/ray#4878, #7802 -----------------------------------------------------------
+
+SHARED_MEMORY_FULL = """
+import os, sys
+import numpy as np
+import interlock as il
+devices = sys.argv[1]
+with il.connect(devices, options={"arena": "shm"}) as session:
+    first, second = session.devices
+    def error_of(make):
+        try:
+            make().numpy()
+        except il.OutOfDeviceMemory as error:
+            return str(error)
+    for kind, make in {
+        "made": lambda: il.ones(100 * 2**17, device=first),
+        "sent": lambda: il.ones(40 * 2**17, device=first).to(second) + 0,
+        "uploaded": lambda: il.asarray(np.ones(100 * 2**17), device=first),
+    }.items():
+        text = error_of(make)
+        size = "40.0 MiB" if kind == "sent" else "100.0 MiB"
+        told = size in text and "/dev/shm holds 64.0 MiB" in text and "No space left on device" in text
+        print(kind, told or text)
+        small = il.ones(2**17, device=first)
+        print(float(small.to(second).sum()), float(il.asarray(np.ones(2**17), device=second).to(first).sum()))
+        del small
+    try:
+        session.synchronize()
+    except il.OutOfDeviceMemory:
+        pass
+    print(len(session.pids), all(os.path.exists(f"/proc/{pid}") for pid in session.pids.values()))
+print("left", os.listdir("/dev/shm"))
+"""
+
+
+@pytest.mark.parametrize("devices", ["cpu:0,cpu:1", "sim:0,cpu:0"])
+def test_fl26_shared_memory_that_is_full_is_an_error_and_what_fits_works_at_once(runtime: Path, devices: str) -> None:
+    """Shared memory full: the worker dies of a bus error, or the caller hangs."""
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare command here")
+    mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && echo mounted && exec "$0" -c "$1" "$2"'
+    names = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    done = run([*names, mount, sys.executable, SHARED_MEMORY_FULL, devices])
+    if not done.out.startswith("mounted"):
+        pytest.skip(f"a file system cannot be mounted here: {done.err}")
+    works = "131072.0 131072.0"
+    assert done.out.splitlines()[1:] == [
+        "made True", works, "sent True", works, "uploaded True", works, "2 True", "left []"
+    ], done.err  # fmt: skip
+    assert done.code == 0, done.err
+
+
+def test_fl26_memory_that_the_system_refuses_is_an_error_that_names_its_limit() -> None:
+    with il.connect("cpu:0,cpu:1,sim:0") as session:
+        for pid in session.pids.values():
+            mapped = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.prlimit(pid, resource.RLIMIT_AS, (mapped + 160 * MIB, resource.RLIM_INFINITY))
+        for device, other in itertools.permutations(session.devices, 2):
+            held = il.ones(60 * MIB // 8, device=device)  # held
+            text = shortage(il.ones(120 * MIB // 8, device=device))
+            assert "Cannot allocate memory (ulimit -v is " in text
+            assert "has no room for 120.0 MiB (float64[15728640])" in text
+            assert f"60.0 MiB float64[7864320] made at {line_of('# held')}" in text
+            assert read(held[:8]).sum() == 8
+            del held
+            assert read(il.ones(MIB // 8, device=device).to(other)).sum() == MIB // 8
+        gc.collect()
+        with contextlib.suppress(il.OutOfDeviceMemory):
+            session.synchronize()
+
+
+# FL-08: apache/mxnet#8747, #8011 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "gate"), [("cpu:0", "worker"), ("sim:0", "worker"), ("cpu:0", "coordinator")])
+def test_fl08_a_loop_that_never_reads_waits_for_a_worker_that_is_behind(device: str, gate: str) -> None:
+    """A loop that never reads a value queued work without limit until memory ran out."""
+    with il.connect(device, gate=gate, memory=256 * MIB) as session:
+        pid = session.pids[device]
+        x = il.ones(MIB)  # 8 MiB
+        expected = np.float64(1)
+        read(x[:1])
+        before = resident(os.getpid())
+        os.kill(pid, signal.SIGSTOP)
+        going_on = threading.Timer(0.5, os.kill, (pid, signal.SIGCONT))
+        going_on.start()
+        blocked = 0
+        for _ in range(300):
+            x = x * 1.0001
+            expected = expected * 1.0001
+            if going_on.is_alive():
+                blocked += 1
+        assert blocked < 100  # the loop waited, after as much as the window takes
+        going_on.join()
+        counts = session.inspect()[device]
+        assert counts["bytes"] <= 256 * MIB
+        assert read(x[-1:]) == expected
+        assert resident(os.getpid()) - before < 200 * MIB
+        assert session.inspect()[device]["memory"] <= 2
+
+
+MUCH = {
+    "uploads": lambda session, host: il.asarray(host),
+    "transfers": lambda session, host: session.made.to("cpu:1"),
+    "there and back": lambda session, host: session.made.to("cpu:1").to("cpu:0"),
+    "runs of a recording": lambda session, host: session.step(session.made),
+    "reads into the program that are dropped": lambda session, host: session.made + 1,
+}
+
+
+@pytest.mark.parametrize("what", MUCH)
+def test_fl08_nothing_grows_with_how_much_is_issued_and_never_read(what: str) -> None:
+    with il.connect("cpu:0,cpu:1", memory=64 * MIB) as session:
+        session.step = il.capture(lambda x: x * 1.5 + 0.5)  # type: ignore[attr-defined]
+        session.made = il.ones(MIB // 8)  # type: ignore[attr-defined]
+        host = np.ones(MIB // 8)
+        last = MUCH[what](session, host)
+        expected = read(last)[-1]
+        before = [resident(pid) for pid in (os.getpid(), *session.pids.values())]
+        for _ in range(700):
+            last = MUCH[what](session, host)
+        assert read(last)[-1] == expected
+        after = [resident(pid) for pid in (os.getpid(), *session.pids.values())]
+        assert all(now - then < 72 * MIB for now, then in zip(after, before, strict=True)), (before, after)
+        del session.made, last  # type: ignore[attr-defined]
+        session.synchronize()
+
+
+# FL-52: zeromq/pyzmq#1899; gnuradio/gnuradio#6192 -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "gate"), [("cpu:0", "worker"), ("sim:0", "worker"), ("cpu:0", "coordinator")])
+def test_fl52_a_stopped_worker_runs_everything_once_and_in_order_when_it_goes_on(device: str, gate: str) -> None:
+    """Queue limits drop messages in silence on some socket types; an unknown receiver is dropped in silence too."""
+    with il.connect(device, gate=gate) as session:
+        x = il.asarray([0.0, 1.0])
+        read(x)
+        pid = session.pids[device]
+        os.kill(pid, signal.SIGSTOP)
+        going_on = threading.Timer(0.5, os.kill, (pid, signal.SIGCONT))
+        going_on.start()
+        expected = np.asarray([0.0, 1.0])
+        for i in range(4000):
+            x *= 1.0 + (i % 3)  # neither order nor number may change
+            x += i % 7
+            x %= 1009.0
+            expected = (expected * (1.0 + (i % 3)) + i % 7) % 1009.0
+        assert read(x).tolist() == expected.tolist()
+        going_on.join()
+
+
+def test_fl52_what_is_issued_to_a_worker_that_has_left_is_an_error_and_not_silence() -> None:
+    with il.connect("cpu:0,cpu:1") as session:
+        x, y = il.ones(3, device="cpu:0"), il.ones(3, device="cpu:1")
+        session.synchronize()
+        os.kill(session.pids["cpu:1"], signal.SIGKILL)
+        with pytest.raises(il.WorkerLost):
+            functools.reduce(operator.iadd, itertools.repeat(1, 100_000), y)
+        for lost in (lambda: read(y), lambda: read(x.to("cpu:1")), lambda: read(il.ones(3, device="cpu:1"))):
+            with pytest.raises(il.WorkerLost):
+                lost()
+        assert read(x).tolist() == [1, 1, 1]

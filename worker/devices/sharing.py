@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.arena import NOTHING, Arena, Block, Bytes, Mappings, SegmentGone
-from ...protocol.errors import ImportFailed, InterlockError, PeerGone, Stale
+from ...protocol.errors import ImportFailed, InterlockError, OutOfDeviceMemory, PeerGone, Stale
 from ...protocol.identity import Identity
 from .base import PROBE_NBYTES, Ticket, probe_pattern
 
@@ -49,7 +49,11 @@ class Loans:
         """Maps what a ticket names; `numbers`: the slab and generation that its owner must have given to it."""
         if owner.incarnation in self._forgotten:
             raise PeerGone(f"process {owner.pid}, which owned the memory, has ended")
-        memory = self._mappings.array(owner, ticket)
+        try:
+            memory = self._mappings.array(owner, ticket)
+        except OutOfDeviceMemory:
+            self.trim()  # what nobody uses any more may be in its way
+            memory = self._mappings.array(owner, ticket)
         nonce = ticket[3]
         assert isinstance(nonce, bytes)
         if numbers is not None and self._mappings.numbers(owner, nonce) != numbers:
