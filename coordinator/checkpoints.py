@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -154,26 +156,43 @@ class Save:
                 callback()
 
     def _write(self) -> None:
+        offsets, offset = {}, len(self._head)
+        for entry in self._entries:
+            offsets[entry.name] = offset
+            offset += entry.nbytes
         with Draft(self.path) as draft:
             draft.write(self._head)
-            for entry in self._entries:
-                source = self._sources[entry.name]
+            for name in self._as_they_come():
+                draft.go_to(offsets[name])
+                source = self._sources[name]
                 if isinstance(source, _Read):
-                    self._write_read(draft, entry.name, source)
+                    self._write_read(draft, name, source)
                 else:
                     self._piecewise(draft, source)
-                del self._sources[entry.name], source
+                del self._sources[name], source
             draft.put_in_place()
             self.written = draft.written
 
+    def _as_they_come(self) -> Iterator[str]:
+        """The names of the arrays, each when its elements are here: a worker short of memory may wait for them."""
+        came: SimpleQueue[str] = SimpleQueue()
+        reads = {name: each for name, each in self._sources.items() if isinstance(each, _Read)}
+        for name, each in reads.items():
+            each.pending.callback = functools.partial(came.put, name)
+        yield from [name for name in self._sources if name not in reads]
+        for name in [name for name, each in reads.items() if each.pending.done]:  # these may be told of again
+            del reads[name]
+            yield name
+        while reads:
+            name, each = next(iter(reads.items()))
+            self._awaited = f"{name!r} on {each.session.lanes[each.pending.lane].device}"
+            name = came.get()
+            self._awaited = ""
+            if reads.pop(name, None) is not None:
+                yield name
+
     def _write_read(self, draft: Draft, name: str, read: _Read) -> None:
         session, pending, spec = read
-        self._awaited = f"{name!r} on {session.lanes[pending.lane].device}"
-        came = threading.Event()
-        pending.callback = came.set
-        if not pending.done:
-            came.wait()
-        self._awaited = ""
         try:
             with session.in_place(pending, spec) as elements:
                 self._piecewise(draft, elements)
@@ -231,7 +250,7 @@ def save(path: str | os.PathLike[str], arrays: Mapping[str, Any], *, metadata: M
     the disk; until then, and if anything goes wrong or the program is killed, what was there before stays. Of two
     saves to one path the later call wins. `session.close()` and the program's end wait for saves under way. The
     file is written from the workers' memory: an array that is changed meanwhile moves, and takes memory twice on
-    its worker until it is written.
+    its worker until it is written. Where there is none for that, the change waits some seconds for the file.
 
         saved = il.save("model.safetensors", {"w": w, "layer": {"b": b}}, metadata={"step": "100"})
         ...                            # go on training

@@ -1,4 +1,4 @@
-"""Safetensors files, written tensor after tensor: a draft beside its place, put there when it is whole.
+"""Safetensors files, written tensor after tensor, in any order: a draft beside its place, put there when it is whole.
 
 Decides the layout of the file and the order of the steps that make it last. Knows no session, worker or thread.
 
@@ -96,8 +96,12 @@ class Draft:
             return os.path.samestat(os.fstat(self._fd), os.stat(self._path))
         return False
 
+    def go_to(self, offset: int) -> None:
+        """What is written next begins there; what was left out may be written later."""
+        os.lseek(self._fd, offset, os.SEEK_SET)
+
     def write(self, data: Any) -> None:
-        """Append bytes, or anything that has the buffer protocol and is C-contiguous."""
+        """Write bytes, or anything that has the buffer protocol and is C-contiguous."""
         rest = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         while rest:
             count = os.write(self._fd, rest[:PIECE])
@@ -105,7 +109,7 @@ class Draft:
             rest = rest[count:]
 
     def write_array(self, array: np.ndarray[Any, Any]) -> None:
-        """Append the elements in C order, little-endian; what has to be rearranged, a piece at a time."""
+        """Write the elements in C order, little-endian; what has to be rearranged, a piece at a time."""
         little = array.dtype.newbyteorder("<")
         if array.flags.c_contiguous and array.dtype == little:
             self.write(array.reshape(-1).view(np.uint8))  # the buffer protocol does not know every dtype

@@ -9,7 +9,7 @@ Knows devices only through their interface, and nothing of sockets or of the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
 from .devices.base import COMPUTE, Device
 
+PATIENCE: Final = 20  # times that are waited for a loan to the frontend, where a worker's is waited for once
 SMALL: Final = 32 * 1024  # bytes; below it a host array lives in NumPy's own memory and travels inside messages
 OBJECT: Final = 256  # bytes that a small array takes besides its elements, about
 SHARE: Final = 4  # small arrays are of no account below 1/2**SHARE of the memory
@@ -134,7 +135,21 @@ class Store:
                     raise
 
     def _relieve(self) -> bool:
-        return self.make_room() or bool(self._orphans and self._await_loans())
+        return self.make_room() or bool(self._orphans and self._await_patiently(self._lent))
+
+    def _await_patiently(self, loans: Iterable[int]) -> bool:
+        """Wait until something that is lent comes back; longer where the frontend has it: a save may be writing it."""
+        return any(self._await_loans() for _ in range(PATIENCE if any(loan < 0 for loan in loans) else 1))
+
+    def _given_back(self, buffer: int) -> bool:
+        """Whether the frontend, which alone reads the buffer in place, comes to its end with it."""
+        while buffer not in self._borrowed:
+            loans = self._loans.get(buffer, ())
+            if not loans:
+                return True
+            if any(loan > 0 for loan in loans) or not self._await_patiently(loans):
+                break
+        return False
 
     # -- small arrays: in NumPy's own memory, which nobody measures but us
 
@@ -285,7 +300,12 @@ class Store:
 
     def _move(self, buffer: int, keep: bool) -> None:
         old = self.arrays[buffer]  # raises Unavailable
-        memory = Memory(self._alloc(old.nbytes))
+        try:
+            memory = Memory(self._alloc(old.nbytes))
+        except OutOfDeviceMemory:
+            if self._given_back(buffer):
+                return
+            raise
         new = self.device.view(memory.block, old.shape, old.dtype, 0, old.strides)
         if keep:
             self.device.launch(COMPUTE, self.device.xp.copyto, new, old)

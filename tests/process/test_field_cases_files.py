@@ -61,6 +61,22 @@ def test_fl46_a_save_under_way_does_not_see_what_is_written_afterwards(
     assert all((p.numpy(HANG_S) == 3).all() for p in il.load(tmp_path / "a", session.devices[2]).values())
 
 
+@pytest.mark.parametrize("devices", KINDS)
+@pytest.mark.parametrize(("count", "side"), [(1, 2400), (9, 800)])
+def test_fl46_it_does_not_where_there_is_no_memory_for_a_second_copy(
+    tmp_path: Path, devices: str, count: int, side: int
+) -> None:
+    with il.connect(devices=devices, memory=64 << 20) as session:
+        params = {f"p{i}": il.ones((side, side), device=session.devices[1]) for i in range(count)}
+        for value in range(1, 4):
+            saved = il.save(tmp_path / "a", params)
+            for p in params.values():
+                p += 1
+            saved.wait(HANG_S)
+            assert all((found == value).all() for found in load_file(tmp_path / "a").values())
+        assert all(p[0, 0].item() == 4 for p in params.values())
+
+
 _SAVER = """
 import sys
 import interlock as il
