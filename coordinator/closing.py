@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..protocol import messages as m
+from ..protocol.arena import sweep
 from ..protocol.errors import InterlockError
 from ..protocol.identity import same_host
 from ..protocol.sockets import remove_folder
@@ -146,7 +147,7 @@ def _let_work_end(session: Session) -> None:
             ends = session.receiver.wait(fence, max(until - time.monotonic(), 0.0)) and ends
     except Exception:  # something else closes, or loses, the session's workers
         return
-    if ends and len(fences) == len(session.lanes):
+    if ends and len(fences) == sum(lane.lost is None for lane in session.lanes):
         closing.patience_s = workers.STOP_S
 
 
@@ -232,6 +233,7 @@ def _release(session: Session) -> None:
 
 
 def _forget(session: Session) -> None:
+    sweep()  # the named segments of workers that were killed; their guards do it, too, a moment later
     remove_folder(session._folder)
     session._forgotten()
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from ..protocol.errors import InterlockError
 from ..protocol.sockets import Events, Outlet
+from .loans import Loan
 
 LONGEST_S: Final = 1e6  # seconds; what is longer is cut off, as the sockets count milliseconds in 32 bits
 TURN_S: Final = 1.0  # how long the end waits for whoever receives
@@ -45,12 +46,13 @@ def seconds(timeout: float | None) -> float | None:
 class Pending:
     """Something that will happen once: a value that was asked for. `fact` is what came, None till then."""
 
-    __slots__ = ("callback", "done", "fact", "lane", "wakeups")
+    __slots__ = ("callback", "done", "fact", "lane", "loan", "wakeups")
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
         self.done = False
         self.fact: Any = None
+        self.loan: Loan | None = None  # of the memory that the fact lies in
         self.wakeups: tuple[threading.Event, ...] = ()  # of threads that wait without having the turn
         self.callback: Callable[[], None] | None = None
 

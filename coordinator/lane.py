@@ -90,6 +90,7 @@ class Lane:
         self.specs: list[Spec] = []  # to be sent with the next batch
         # Buffers whose last handle went, and, negative, recordings; filled by finalisers, from any thread.
         self.dropped: deque[int] = deque()
+        self.loans_over: deque[int] = deque()  # of reads, to be given back; filled by finalisers as well
         self.recordings: dict[int, Part] = {}  # that the worker knows
         self.completed = 0  # as far as events have told
         self.looked = 0  # as far as failures have been raised, under sync="op"
@@ -285,6 +286,11 @@ class Lane:
     def send(self, message: Message) -> None:
         """A message beside the instructions. The caller holds the lock."""
         self._outlet.send(encode(message))
+
+    def give_back(self) -> None:
+        """Return what the worker lent and nobody reads any more. The caller holds the lock."""
+        if self.loans_over and self.lost is None:
+            self.send(m.Returned(tuple([self.loans_over.popleft() for _ in range(len(self.loans_over))])))
 
     # -- how far it has come
 

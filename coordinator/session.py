@@ -48,6 +48,7 @@ from .failures import Cause, Root
 from .interrupts import Interrupts
 from .lane import BATCH, BIG, Device, GatedLane, Lane
 from .lives import MOST_LANES, Lives, Source, greet_again, replaced
+from .loans import Loan
 from .modes import PLAIN, Flags, Modes, words
 from .owners import Owners
 from .sites import Site, describe, user_site
@@ -399,6 +400,8 @@ class Session:
         """Send everything that was issued. The caller holds the lock."""
         for lane in self.lanes:
             lane.flush()
+            if lane.loans_over:
+                lane.give_back()
 
     def await_credit(self, lane: Lane) -> None:
         """Wait until the lane's window has room again: until at most three quarters of it are in use."""
@@ -441,11 +444,11 @@ class Session:
             raise self._error(pending.fact.failure)
         return pending.fact
 
-    def _ask(self, lane: Lane, ref: Ref | None, site: Site | None = None) -> Pending:
+    def _ask(self, lane: Lane, ref: Ref | None, site: Site | None = None, pending: Pending | None = None) -> Pending:
         """Ask a worker for a value (a fence, without a reference): everything before is sent along."""
         self.refuse_in_tape("a value is read")
         request = next(self._requests)
-        pending = Pending(lane.index)
+        pending = pending or Pending(lane.index)
         with self.lock:
             self.check_open()
             if lane.lost is not None:
@@ -568,17 +571,18 @@ class Session:
         """
         self.check_open()
         started = time.monotonic_ns() if self.recorder is not None else 0
-        pending = self._ask(lane, ref, site)
+        pending = Pending(lane.index)
         try:
+            self._ask(lane, ref, site, pending)
             if not self.wait(pending, timeout):
                 raise TimeoutError(self._why_waiting(lane, timeout))
+            if self.recorder is not None:
+                reason = f"the elements of {spec.dtype} {spec.shape} on {lane.device}"
+                self.recorder.blocked("read", site, started, reason, buffer_of(ref))
+            return self.value(pending, spec)
         except BaseException:  # Ctrl-C, too
             self.abandon(pending)
             raise
-        if self.recorder is not None:
-            reason = f"the elements of {spec.dtype} {spec.shape} on {lane.device}"
-            self.recorder.blocked("read", site, started, reason, buffer_of(ref))
-        return self.value(pending, spec)
 
     def wait(self, pending: Pending, timeout: float | None = None) -> bool:
         """Until it has happened (True) or the time is over (False). Ctrl-C drops what has not started."""
@@ -620,9 +624,8 @@ class Session:
                 if other is pending:
                     del self._pending[request]
                     return
-            fact, lane = pending.fact, self.lanes[pending.lane]
-            if isinstance(fact, m.Value) and type(fact.place) is tuple and lane.lost is None:
-                lane.send(m.Returned((fact.place[1],)))
+            pending.loan = None
+            self.lanes[pending.lane].give_back()
 
     def value(self, pending: Pending, spec: Spec) -> np.ndarray[Any, Any]:
         """The elements that came for a pending read."""
@@ -651,7 +654,7 @@ class Session:
         if type(fact.place) is bytes:
             yield _of_bytes(fact.place, spec)
             return
-        _, loan, offset, ticket = fact.place
+        _, _, offset, ticket = fact.place
         lane = self.lanes[pending.lane]
         try:
             with self.lock:
@@ -669,9 +672,10 @@ class Session:
             strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
             yield np.ndarray(spec.shape, spec.dtype, memory, offset, strides)
         finally:  # Ctrl-C, and no memory for a copy, too
+            del memory
+            pending.loan = None
             with self.lock:
-                if lane.lost is None:
-                    lane.send(m.Returned((loan,)))
+                lane.give_back()
 
     def _map(self, lane: Lane, ticket: Any) -> memoryview:
         """Memory of the lane's worker. The caller holds the lock."""
@@ -795,10 +799,14 @@ class Session:
             case m.Value():
                 self._completed(message.lane, message.through)
                 pending = self._pending.pop(message.request, None)
+                lane = self.lanes[message.lane]
+                loan = Loan(message.place[1], lane.loans_over) if type(message.place) is tuple else None
                 if pending is not None:
+                    pending.loan = loan
                     pending.happened(message)
-                elif type(message.place) is tuple:  # nobody waits any more
-                    self.lanes[message.lane].send(m.Returned((message.place[1],)))
+                elif loan is not None:  # nobody waits any more
+                    del loan
+                    lane.give_back()
             case m.Completed():
                 self._completed(message.lane, message.through)
             case m.Failed():
@@ -937,6 +945,8 @@ class Session:
                 if lane.lost is None and lane.unfinished():
                     some = True
                     lane.flush()
+                if lane.loans_over:
+                    lane.give_back()
                 if lane.credit is not None:
                     self._give_credit(lane)  # should the worker have looked a moment before somebody waited
             return some
