@@ -665,8 +665,9 @@ class Session:
                 raise
             raise lost from None
         except OutOfDeviceMemory:
+            pending.loan = None
             with self.lock:
-                lane.send(m.Returned((loan,)))
+                lane.give_back()
             raise
         try:
             strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
