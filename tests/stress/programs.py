@@ -250,7 +250,7 @@ KINDS: dict[str, Kind] = {
     "reduce": Kind(_reduce),
     "cumsum": Kind(lambda side, values, axis: values[0].cumsum(axis)),
     "sort": Kind(lambda side, values, axis: side.xp.sort(values[0], axis)),
-    "argsort": Kind(lambda side, values, axis: side.xp.argsort(values[0], axis)),
+    "argsort": Kind(lambda side, values, axis: side.xp.argsort(values[0], axis, stable=True)),
     "where": Kind(lambda side, values, x, y: side.xp.where(values[0], _operand(x, values), _operand(y, values))),
     "clip": Kind(
         lambda side, values, low, high: side.xp.clip(values[0], _operand(low, values), _operand(high, values))
