@@ -43,6 +43,7 @@ _WHERE = {
     "Device": "coordinator.lane",
     "Save": "coordinator.checkpoints",
     "Session": "coordinator.session",
+    "explain": "coordinator.waiting",
     "load": "coordinator.checkpoints",
     "save": "coordinator.checkpoints",
     "trace": "coordinator.tracing",

@@ -34,6 +34,7 @@ from .random import Generator
 from .reach import Reach
 from .recording import CaptureError, Recording, Tape, buffer_of, number_refs
 from .session import Session
+from .sites import user_site
 from .structure import Walk, described, fields_of, with_numbers
 from .trail import differentiating
 
@@ -313,6 +314,7 @@ def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ..
         for lane in lanes:
             if lane.lost is not None:
                 raise failures.again(lane.lost)
+        session.calls.append((base, user_site(2)))
         if session.gated:
             _issue_one_by_one(recording, arrays, numbers, base)
         else:

@@ -24,6 +24,8 @@ from .loans import Loan
 
 LONGEST_S: Final = 1e6  # seconds; what is longer is cut off, as the sockets count milliseconds in 32 bits
 TURN_S: Final = 1.0  # how long the end waits for whoever receives
+LOOK_S: Final = 1.0  # how often a wait looks whether what it waits for goes on
+STUCK_S: Final = 10.0  # without any progress: then a wait says what it waits for
 TICK_S: Final = 0.002  # how long an instruction may lie unsent while the program does something else
 
 
@@ -46,10 +48,20 @@ def seconds(timeout: float | None) -> float | None:
 class Pending:
     """Something that will happen once: a value that was asked for. `fact` is what came, None till then."""
 
-    __slots__ = ("callback", "done", "fact", "lane", "loan", "wakeups")
+    __slots__ = (
+        "callback", "done", "fact", "lane", "loan", "n", "seen", "seen_ns", "since_ns", "site", "wakeups", "warned", "what"
+    )  # fmt: skip
 
-    def __init__(self, lane: int) -> None:
+    def __init__(self, lane: int, what: str = "", n: int = 0, site: Any = None) -> None:
+        """In this lane; `what` is waited for, by instruction `n` if it is one, at the user's line `site`."""
         self.lane = lane
+        self.what = what
+        self.n = n
+        self.site = site
+        self.since_ns = time.monotonic_ns()
+        self.seen: Any = None  # of a long wait, what was last seen of it, and since when
+        self.seen_ns = 0
+        self.warned = False
         self.done = False
         self.fact: Any = None
         self.loan: Loan | None = None  # of the memory that the fact lies in
@@ -74,15 +86,18 @@ class Receiver:
         handle: Callable[[bytes], None],
         tick: Callable[[], bool],
         busy: Callable[[], bool],
+        lasting: Callable[[Pending], None] = lambda _: None,
     ) -> None:
         """`handle` is called with each event, `tick` now and then while there is work under way.
 
-        Both `tick` and `busy`, a quick look, say whether there is.
+        Both `tick` and `busy`, a quick look, say whether there is. `lasting` is called by who waits, about once a
+        second, with what he waits for.
         """
         self._events = events
         self._handle = handle
         self._tick = tick
         self._busy = busy
+        self._lasting = lasting
         # One entry while nobody has the turn. Not a lock: Ctrl-C could come between acquiring it and noting that, and
         # nobody would receive any more. Deleting is no call, so that it cannot.
         self._turn: list[None] = [None]
@@ -112,6 +127,8 @@ class Receiver:
                     mine = True
                 if mine:
                     self._receive_until(pending, left)
+                    if not pending.done and (left is None or left > LOOK_S):
+                        self._lasting(pending)
             finally:
                 if mine:
                     self._turn.append(None)
@@ -119,7 +136,7 @@ class Receiver:
                     if self._closing:
                         self._shut()
             if not mine:
-                self._follow(pending, left)
+                self._follow(pending, LOOK_S if left is None else min(left, LOOK_S))
         return True
 
     def wake(self) -> None:
@@ -157,7 +174,8 @@ class Receiver:
         return True
 
     def _receive_until(self, pending: Pending, timeout_s: float | None) -> None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        """For a second at the most."""
+        deadline = None if timeout_s is None else time.monotonic() + min(timeout_s, LOOK_S)
         while not pending.done and not self._closing:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             data = self._events.receive(left)

@@ -94,9 +94,9 @@ class Lane:
         self.recordings: dict[int, Part] = {}  # that the worker knows
         self.completed = 0  # as far as events have told
         self.looked = 0  # as far as failures have been raised, under sync="op"
-        # What was sent and is not completed, with the sites: of a run each of its instructions has one.
-        self.log: deque[tuple[int, list[Site | None], list[Instruction]]] = deque()
-        self.past: deque[tuple[int, list[Site | None], list[Instruction]]] = deque(maxlen=PAST)  # completed since
+        # What was sent and is not completed, with the sites (of a run each of its instructions has one) and the time.
+        self.log: deque[tuple[int, list[Site | None], list[Instruction], int]] = deque()
+        self.past: deque[tuple[int, list[Site | None], list[Instruction], int]] = deque(maxlen=PAST)  # completed since
         self.bytes: deque[tuple[int, int]] = deque()  # (n, bytes of large results through it) of sent batches
         self.lost: Exception | None = None
         self.credit: Pending | None = None  # of those who wait for room in the window
@@ -231,7 +231,7 @@ class Lane:
             trail.sent(self)
         self._sent_ns = time.monotonic_ns()
         first = self.first
-        self.log.append((first, self.sites, batch))
+        self.log.append((first, self.sites, batch, self._sent_ns))
         self._last_site = self.sites[-1]
         if self.large:
             self._note_owners(batch)
@@ -334,10 +334,14 @@ class Lane:
 
     def site(self, n: int) -> Site | None:
         """The user's line that issued instruction n, if it is still remembered."""
-        for first, sites, _ in self.log:
+        for first, sites, _, _ in self.log:
             if first <= n < first + len(sites):
                 return sites[n - first]
         return self.sites[n - self.first] if 0 <= n - self.first < len(self.sites) else None
+
+    def held(self) -> tuple[int, dict[int, tuple[tuple[int, int], ...]]] | None:
+        """Of what was issued and is held here: the last that was sent, and by number what the others wait for."""
+        return None
 
     def lose(self, error: Exception) -> None:
         """Nothing more can be sent."""
@@ -395,6 +399,10 @@ class GatedLane(Lane):
             for buffer in instruction[1:]:
                 session.hazards.freed(buffer)
         return waits
+
+    def held(self) -> tuple[int, dict[int, tuple[tuple[int, int], ...]]] | None:
+        sent, waits = self.session.gate.held(self.index)
+        return sent, dict(enumerate(waits, sent + 1))
 
     def release(self) -> None:
         """The gate has opened for the first that is held."""

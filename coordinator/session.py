@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +44,7 @@ from ..protocol.specs import Spec, packed_strides
 from ..protocol.watch import Watch
 from . import failures, workers
 from .closing import WORK_S, Closing, close
-from .events import Pending, Receiver
+from .events import STUCK_S, Pending, Receiver
 from .failures import Cause, Root
 from .interrupts import Interrupts
 from .lane import BATCH, BIG, Device, GatedLane, Lane
@@ -69,6 +70,7 @@ DYING_S: Final = 1.0  # how long a worker may take to end, once its memory canno
 ROOM: Final = 0.75  # of the window: who has waited for room goes on when no more than this is on the way
 LEAST_MEMORY: Final = 1 << 20  # bytes that a session must be allowed on each worker
 PAGE: Final = 1 << 16  # bytes of the page on which workers write how far they have come
+KEPT_CALLS: Final = 2048  # of captured functions: their lines
 FORKED: Final = "this is a forked child of the program that made the session: connect again here"
 
 
@@ -156,6 +158,8 @@ class Session:
         self._welcomes: dict[int, Pending] = {}
         self._failures = failures.Ledger()
         self.interrupts = Interrupts()
+        self.stuck_after = STUCK_S  # seconds without progress, after which a wait says what it waits for; may be set
+        self.calls: deque[tuple[int, Site | None]] = deque(maxlen=KEPT_CALLS)  # of captured functions, by base
         self._owners = Owners(self.lanes)
         self._identity = own_identity()
         self._arena = Arena(self.memory, self._identity, kind=arena)
@@ -173,7 +177,7 @@ class Session:
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
         for worker in adopted:
             self._listening_for(worker.endpoint)  # now, while nobody receives there
-        self.receiver = Receiver(self._events, self._handle, self._tick, self._busy)
+        self.receiver = Receiver(self._events, self._handle, self._tick, self._busy, self._look_at_wait)
         self._watch = Watch(self._tell_lost)
         self.network = Network(pair, self._tell_lost)
         try:
@@ -231,7 +235,7 @@ class Session:
             options: dict[str, Any] = {"memory": self.memory, "window": self.window, "progress": progress}
             if self.modes.nan:
                 options["nan"] = True
-            self._welcomes[lane.index] = Pending(lane.index)
+            self._welcomes[lane.index] = Pending(lane.index, "the worker's welcome", site=user_site(2))
             hello = m.Hello(
                 m.PROTOCOL_VERSION,
                 table_hash(),
@@ -414,7 +418,10 @@ class Session:
                     self._give_credit(lane)
                     break
                 self.flush()  # all lanes: what this one waits for may be unsent in another
-                pending = lane.credit = lane.credit or Pending(lane.index)
+                if lane.credit is None:
+                    n = lane.first - 1 if self._gated else lane.room_at(ROOM)
+                    lane.credit = Pending(lane.index, "room in the window", n, user_site(2))
+                pending = lane.credit
             self.wait(pending)
         self._note_blocked("credit", started, f"there was no room in the window of {lane.device}")
 
@@ -449,13 +456,14 @@ class Session:
         self.refuse_in_tape("a value is read")
         request = next(self._requests)
         pending = pending or Pending(lane.index)
+        pending.what, pending.site = "a read" if ref is not None else "synchronize", site
         with self.lock:
             self.check_open()
             if lane.lost is not None:
                 pending.happened(failures.again(lane.lost))
                 return pending
             self._pending[request] = pending
-            n = lane.append((Control.FENCE, request) if ref is None else (Control.READ, ref, request), site)
+            pending.n = n = lane.append((Control.FENCE, request) if ref is None else (Control.READ, ref, request), site)
             if ref is not None:
                 lane.looked = max(lane.looked, n)  # what fails in a read is raised by the read
             self.flush()
@@ -575,7 +583,7 @@ class Session:
         try:
             self._ask(lane, ref, site, pending)
             if not self.wait(pending, timeout):
-                raise TimeoutError(self._why_waiting(lane, timeout))
+                raise TimeoutError(self._why_waiting(pending, timeout))
             if self.recorder is not None:
                 reason = f"the elements of {spec.dtype} {spec.shape} on {lane.device}"
                 self.recorder.blocked("read", site, started, reason, buffer_of(ref))
@@ -693,9 +701,9 @@ class Session:
         deadline = None if timeout is None else time.monotonic() + timeout
         site = user_site(2)
         fences = [(lane, self._ask(lane, None, site)) for lane in self.lanes if lane.lost is None]
-        for lane, pending in fences:
+        for _, pending in fences:
             if not self.wait(pending, None if deadline is None else max(deadline - time.monotonic(), 0)):
-                raise TimeoutError(self._why_waiting(lane, timeout))
+                raise TimeoutError(self._why_waiting(pending, timeout))
         self._note_blocked("synchronize", started, "all that was issued")
         if raising:
             self._raise_unread()
@@ -747,14 +755,24 @@ class Session:
             unread = self._failures.take_unread()
         return [self._exception(root, cause, site, ()) for root, cause, site in unread]
 
-    def _why_waiting(self, lane: Lane, timeout: float | None) -> str:
-        stuck = []
-        for each in self.lanes:
-            if each.lost is None and (through := each.through()) < each.first - 1:
-                where = describe(each.site(through + 1))
-                stuck.append(f"{each.device} has finished {through} of {each.first - 1} instructions; next is {where}")
-        story = "\n  ".join(stuck)
-        return f"not ready after {timeout} s on {lane.device}" + (f":\n  {story}" if story else "")
+    def _why_waiting(self, pending: Pending, timeout: float | None) -> str:
+        from .waiting import why_waiting  # here, like below: few programs come to where it is told
+
+        said = [f"not ready after {timeout} s on {self.lanes[pending.lane].device}:", *why_waiting(self, pending)]
+        return "\n".join(said)
+
+    def _look_at_wait(self, pending: Pending) -> None:
+        from .waiting import look_at_wait
+
+        look_at_wait(self, pending)
+
+    def pending(self) -> list[Pending]:
+        """All that is waited for, or was asked for."""
+        return [*self._pending.values(), *self._welcomes.values()]
+
+    def here(self, lane: Lane) -> bool:
+        """Whether the lane's worker is a process of this machine."""
+        return same_host(lane.worker.identity, self._identity)
 
     def _note_blocked(self, what: str, started: int, reason: str) -> None:
         if self.recorder is not None:
@@ -963,7 +981,7 @@ class Session:
             for lane in self.lanes:
                 if lane.lost is None:
                     request = next(self._requests)
-                    self._pending[request] = pending = Pending(lane.index)
+                    self._pending[request] = pending = Pending(lane.index, "inspect", site=user_site(2))
                     lane.send(m.Inspect(request))
                     asked.append((lane, pending))
         found = {}

@@ -90,6 +90,11 @@ class Gate:
         at.sent = n
         return True
 
+    def held(self, lane: int) -> tuple[int, list[tuple[Instruction, ...]]]:
+        """The last instruction of the lane that was sent, and what each of those behind it waits for."""
+        at = self._lanes.get(lane)
+        return (0, []) if at is None else (at.sent, list(at.held))
+
     def completed(self, lane: int, through: int) -> list[Instruction]:
         """All instructions of the lane up to `through` have finished. Returns what to send now, in order.
 

@@ -41,7 +41,7 @@ def unfinished(lane: Lane) -> Unfinished | None:
     """
     page = lane.session.progress
     n = max(lane.through() + 1, page[cell(page, RUNNING, lane.index)])
-    for first, sites, batch in lane.log:
+    for first, sites, batch, _ in lane.log:
         if not first <= n < first + len(sites):
             continue
         at, last = first, first + len(sites) - 1
@@ -131,7 +131,7 @@ def _of_buffer(lane: Lane, buffer: int) -> str:
 
 
 def _made(lane: Lane) -> Iterator[tuple[int, int]]:
-    for _, _, batch in (*lane.past, *lane.log):
+    for _, _, batch, _ in (*lane.past, *lane.log):
         for instruction in batch:
             if instruction[0] != Control.RUN:
                 yield from outputs(instruction)

@@ -9,8 +9,8 @@ from typing import Final
 
 DONE: Final = 0  # the worker: all instructions up to this one have finished
 WANTED: Final = 1  # the session: tell at once when this one has finished (0: none)
-RUNNING: Final = 2  # the worker, now and then: the instruction that runs, or ran last
-SINCE: Final = 3  # the worker, with RUNNING: since when at the latest, in nanoseconds of the monotonic clock
+RUNNING: Final = 2  # the worker, now and then: what runs, or will next; all before have finished, or wait for tickets
+SINCE: Final = 3  # the worker, with RUNNING: since when it runs, at the latest, in monotonic ns; 0: it does not
 CANCEL: Final = 4  # the session: what has not started up to this one is dropped...
 CANCEL_AT: Final = 5  # ...from this moment on, in nanoseconds of the monotonic clock
 FLAGGED: Final = 6  # the worker, under nan=: how many Flagged it has sent

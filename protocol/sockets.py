@@ -266,6 +266,7 @@ class Events:
         self._socket = new_socket(zmq.PULL)
         self._socket.bind(endpoint)
         self._socket.bind(inproc)
+        self._socket.setsockopt(zmq.RCVTIMEO, 1000)
         self.fd = int(self._socket.getsockopt(zmq.FD))  # readable at least once after messages came: drain fully
         self._remote = False
 
@@ -277,10 +278,13 @@ class Events:
         return tcp.listen(self._socket, remote)
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
-        """The next message, waiting for it; None when the time is over. Ctrl-C interrupts."""
+        """The next message, waiting for it; None when the time, or a second, is over. Ctrl-C interrupts."""
         if timeout_s is not None and not self._socket.poll(max(int(timeout_s * 1000), 0)):
             return None
-        return self._socket.recv()
+        try:
+            return self._socket.recv()
+        except zmq.Again:
+            return None
 
     def poll(self) -> bytes | None:
         """A message that is already here, or None."""

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 from ..protocol.files import allow_many
+from ..protocol.stacks import offer_stack
 from .guard import Guard
 
 
@@ -34,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; the worker ends with its owner
     owner, pipe = chosen.owner
     guard = Guard(pipe, owner, chosen.folder, chosen.log)  # before anything that may hang, such as a driver
+    offer_stack()
     sys.setswitchinterval(5e-4)  # the device's threads must not wait 5 ms for their turn
     warnings.simplefilter("ignore")
 

@@ -94,6 +94,7 @@ class Executor:
         self.executed = 0  # the last instruction that came to be run or parked
         self.cancelled = 0  # what has not started up to here is dropped
         self.finished = 0  # the device has finished all up to here, but for what is parked
+        self._resuming = 0  # what was parked and runs now
         self._resumed: set[int] = set()  # were parked, have been launched since, and the device has not finished them
         self._reported = 0  # the last Completed
         self._send_report = report
@@ -247,7 +248,11 @@ class Executor:
         if not self.device.inline:
             return min(self.finished + 1, self.executed)
         run = self._run_in_hand
-        return self.executed if run is None else run.first + min(run.at, run.program.count - 1)
+        return self._resuming or self.executed if run is None else run.first + min(run.at, run.program.count - 1)
+
+    def device_works(self) -> bool:
+        """On a device with queues: it has not finished what was launched. For the monitor's thread: a look."""
+        return not self.device.inline and self.finished < self.executed
 
     def drain(self) -> None:
         """Take in what the device has reached."""
@@ -330,7 +335,9 @@ class Executor:
                     continue  # what depends on it goes on waiting
                 del self._runs[n]
             else:
+                self._resuming = n
                 self._run(n, instruction)
+                self._resuming = 0
             self._board.done(n)
             resumed.append(n)
         self._note_resumed(resumed)

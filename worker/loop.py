@@ -68,7 +68,7 @@ class Session:
         self._letters: dict[int, Letters] = {}  # to those that have a box
         self.progress: memoryview | None = None  # the page that is shared with the frontend (`protocol/page.py`)
         self.drop = (0, 0)  # for the monitor: what has not started up to this instruction goes, at this time
-        self.seen = 0
+        self.seen = (0, False)
 
     def report(self, message: Message) -> None:
         if type(message) is m.Flagged and self.progress is not None:

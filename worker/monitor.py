@@ -26,7 +26,7 @@ class Watched(Protocol):
     progress: memoryview | None
     executor: Executor
     drop: tuple[int, int]  # what has not started up to (instruction) is dropped at (nanoseconds): a message said so
-    seen: int  # the instruction that ran when the monitor last looked
+    seen: tuple[int, bool]  # what the monitor noted last
 
 
 class Monitor:
@@ -56,24 +56,26 @@ class Monitor:
             time.sleep(TICK_S)
 
     def _look(self) -> bool:
-        """One look at each session; True if something is to be dropped later."""
+        """One look at each session; True if something is to be dropped later, or a device works by itself."""
         later = False
         now = time.monotonic_ns()
         for session in list(self._sessions()):
             with contextlib.suppress(ValueError):  # the session is just being closed
-                note_running(session, now)
-                later = drop_cancelled(session, now) or later
+                device_works = session.executor.device_works()
+                note_running(session, now, device_works or not self.resting)
+                later = drop_cancelled(session, now) or device_works or later
         return later
 
 
-def note_running(session: Watched, now: int) -> None:
-    """Write down which instruction runs, unless it was the same at the last look."""
-    running = session.executor.running()
-    page = session.progress
-    if running != session.seen and page is not None:
-        session.seen = running
-        page[cell(page, SINCE, session.lane)] = now
+def note_running(session: Watched, now: int, some: bool) -> None:
+    """Write down how far the worker is, unless it was the same at the last look; `some`: an instruction runs."""
+    running = session.executor.running() if some else session.executor.executed + 1
+    page, seen = session.progress, (running, some)
+    if seen != session.seen and page is not None:
+        session.seen = seen
+        page[cell(page, SINCE, session.lane)] = 0
         page[cell(page, RUNNING, session.lane)] = running
+        page[cell(page, SINCE, session.lane)] = now if some else 0
 
 
 def drop_cancelled(session: Watched, now: int) -> bool:

@@ -401,7 +401,7 @@ def test_a_read_of_what_does_not_come_says_what_it_waits_for_and_can_be_repeated
         y = (x + 1).to("cpu:0") * 2
         with pytest.raises(TimeoutError, match=r"not ready after 0.3 s on cpu:0") as told:
             y.numpy(timeout=0.3)
-        assert re.search(r"cpu:1 has finished \d+ of \d+ instructions; next is ", str(told.value))
+        assert re.search(r"waits for cpu:1 \w+ at ", str(told.value))
         assert "y = (x + 1).to(" in str(told.value)  # the line that everything waits for
         assert values(il.ones(3, device="cpu:0") + 2) == [3.0, 3.0, 3.0]  # what does not depend on it goes on
         assert values(il.ones(3, device="cpu:2") + 3) == [4.0, 4.0, 4.0]
