@@ -49,7 +49,8 @@ class Pending:
     """Something that will happen once: a value that was asked for. `fact` is what came, None till then."""
 
     __slots__ = (
-        "callback", "done", "fact", "lane", "loan", "n", "seen", "seen_ns", "since_ns", "site", "wakeups", "warned", "what"
+        "callback", "done", "fact", "lane", "loan", "n", "seen", "seen_ns", "since_ns", "site", "wakeups", "warned",
+        "what",
     )  # fmt: skip
 
     def __init__(self, lane: int, what: str = "", n: int = 0, site: Any = None) -> None:

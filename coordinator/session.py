@@ -462,11 +462,16 @@ class Session:
             if lane.lost is not None:
                 pending.happened(failures.again(lane.lost))
                 return pending
-            self._pending[request] = pending
-            pending.n = n = lane.append((Control.FENCE, request) if ref is None else (Control.READ, ref, request), site)
-            if ref is not None:
-                lane.looked = max(lane.looked, n)  # what fails in a read is raised by the read
-            self.flush()
+            try:
+                self._pending[request] = pending
+                asking = (Control.FENCE, request) if ref is None else (Control.READ, ref, request)
+                pending.n = n = lane.append(asking, site)
+                if ref is not None:
+                    lane.looked = max(lane.looked, n)  # what fails in a read is raised by the read
+                self.flush()
+            except BaseException:  # Ctrl-C: nobody has it
+                self._pending.pop(request, None)
+                raise
         return pending
 
     def transfer(self, ref: Ref, source: Lane, target: Lane, spec: Spec, site: Site | None) -> int:
@@ -582,14 +587,18 @@ class Session:
         pending = Pending(lane.index)
         try:
             self._ask(lane, ref, site, pending)
-            if not self.wait(pending, timeout):
+            if not self.receiver.wait(pending, timeout):
                 raise TimeoutError(self._why_waiting(pending, timeout))
             if self.recorder is not None:
                 reason = f"the elements of {spec.dtype} {spec.shape} on {lane.device}"
                 self.recorder.blocked("read", site, started, reason, buffer_of(ref))
             return self.value(pending, spec)
-        except BaseException:  # Ctrl-C, too
-            self.abandon(pending)
+        except BaseException as error:
+            try:
+                if isinstance(error, KeyboardInterrupt):
+                    self.interrupts.drop(self, site)
+            finally:
+                self.abandon(pending)
             raise
 
     def wait(self, pending: Pending, timeout: float | None = None) -> bool:

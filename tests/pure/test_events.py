@@ -40,6 +40,9 @@ class FakeEvents:
         except queue.Empty:
             return None
 
+    def close(self) -> None:
+        """Nobody receives any more."""
+
 
 class Bench:
     """A receiver whose events are the names of what happened."""
