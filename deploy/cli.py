@@ -25,6 +25,7 @@ from ..protocol import supervision
 from ..protocol.descriptors import pipe
 from ..protocol.errors import InterlockError, Unreachable
 from ..protocol.identity import Identity, alive, own_identity, same_host
+from ..protocol.whole import write_whole
 
 OK: Final = 0
 FAILED: Final = 1
@@ -152,7 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say_error(error: Exception, code: int) -> int:
-    print(f"interlock: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a log on a full disk
+        print(f"interlock: {error}", file=sys.stderr, flush=True)
     return code
 
 
@@ -285,6 +287,9 @@ def parse_devices(text: str | None) -> list[str]:
 # -- up ---------------------------------------------------------------------------------------------------------------
 
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
 def _up(chosen: argparse.Namespace) -> int:
     devices = parse_devices(chosen.devices)
     if chosen.detach:
@@ -302,7 +307,7 @@ def _up(chosen: argparse.Namespace) -> int:
         try:
             print(text, flush=True)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # a log on a full disk is no reason to end
+            if error.errno not in _FULL:  # a log on a full disk is no reason to end
                 raise
         if chosen.own_log is not None:
             shorten(launcher.folder / "launcher.log")
@@ -325,6 +330,10 @@ def _up(chosen: argparse.Namespace) -> int:
                 if told is not None:
                     told.close()
                 launcher.serve()
+        except OSError as error:
+            if told is not None and not told.closed and error.errno in _FULL:  # so is the log, perhaps
+                print(f"interlock: {error}", file=told, flush=True)
+            raise
         finally:
             launcher.close()
     return OK
@@ -398,9 +407,7 @@ def _address_file(path: Path | None, address: str) -> Iterator[None]:
     if path is None:
         yield
         return
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(address + "\n")
-    os.replace(unfinished, path)
+    write_whole(path, address + "\n")
     try:
         yield
     finally:
