@@ -117,8 +117,12 @@ class Lane:
         """Add an instruction and return its number. The caller holds the lock, and calls `full` after releasing it."""
         if nbytes >= BIG:
             self.expect(nbytes)
-        self.batch.append(instruction)
-        self.sites.append(site)
+        if self.session.tape is None:
+            self.batch += (instruction,)  # no calls: Ctrl-C comes before both or after
+            self.sites += (site,)
+        else:  # whose lists may go elsewhere
+            self.batch.append(instruction)
+            self.sites.append(site)
         return self.first + len(self.batch) - 1
 
     def expect(self, nbytes: int) -> None:

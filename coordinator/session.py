@@ -46,7 +46,7 @@ from . import failures, workers
 from .closing import WORK_S, Closing, close
 from .events import STUCK_S, Pending, Receiver
 from .failures import Cause, Root
-from .interrupts import Interrupts
+from .interrupts import Interrupts, uninterrupted
 from .lane import BATCH, BIG, Device, GatedLane, Lane
 from .lives import MOST_LANES, Lives, Source, greet_again, replaced
 from .loans import Loan
@@ -478,14 +478,14 @@ class Session:
         """Send an array from one worker to another; the new buffer's number there."""
         buffer = self.next_id()
         ticket = (source.index << m.TICKET_BITS) | buffer
-        with self.lock:
-            for lane in (source, target):
-                if lane.lost is not None:
-                    raise failures.again(lane.lost)
-            send = (Control.SEND, ref, ticket, target.index)
-            recv = (Control.RECV, buffer, spec.id, ticket, source.index)
-            self.issue_transfer(source, target, send, recv, spec, site)
         try:
+            with self.lock:
+                for lane in (source, target):
+                    if lane.lost is not None:
+                        raise failures.again(lane.lost)
+                send = (Control.SEND, ref, ticket, target.index)
+                recv = (Control.RECV, buffer, spec.id, ticket, source.index)
+                self.issue_transfer(source, target, send, recv, spec, site)
             for lane in (source, target):
                 if len(lane.batch) >= lane.limit:
                     lane.full()
@@ -504,16 +504,25 @@ class Session:
         target.define(spec)
         if self._gated and not self.taping():
             # Here the send must be before the gate when the recv comes, which waits for it.
-            if spec.nbytes >= BIG:
-                target.expect(spec.nbytes)
-            self.recvs[send[2]] = (target.index, target.first + len(target.batch))
-            source.append(send, site)
-            source.flush()
-            target.append(recv, site)
-            target.flush()
-        else:
+            with uninterrupted():
+                if spec.nbytes >= BIG:
+                    target.expect(spec.nbytes)
+                self.recvs[send[2]] = (target.index, target.first + len(target.batch))
+                source.append(send, site)
+                source.flush()
+                target.append(recv, site)
+                target.flush()
+        elif self.taping():
             source.append(send, site)
             target.append(recv, site, spec.nbytes)
+        else:
+            if spec.nbytes >= BIG:
+                target.expect(spec.nbytes)
+            # No calls: Ctrl-C comes before all of it or after. A send without its recv would keep its ticket for ever.
+            source.batch += (send,)
+            source.sites += (site,)
+            target.batch += (recv,)
+            target.sites += (site,)
 
     def upload(self, lane: Lane, data: np.ndarray[Any, Any], spec: Spec, site: Site | None) -> int:
         """Copy the user's data now, and make an array of it on the worker; the new buffer's number.
@@ -529,10 +538,15 @@ class Session:
             place = _in_memory_order(data, spec).tobytes()
         else:
             block = self._allocate(spec, site)
-            target = self._arena.array(block, spec.shape, spec.dtype, spec.strides)
-            target[...] = data
-            number = next(self._blocks)
-            place = ("host", number, 0, self._arena.ticket(block))
+            try:
+                target = self._arena.array(block, spec.shape, spec.dtype, spec.strides)
+                target[...] = data
+                number = next(self._blocks)
+                place = ("host", number, 0, self._arena.ticket(block))
+            except BaseException:  # Ctrl-C in a long copy
+                with self.lock:
+                    self._arena.free(block)
+                raise
         with self.lock:
             if lane.lost is not None:
                 if type(place) is tuple:
