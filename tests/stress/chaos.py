@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import itertools
 import os
 import signal
 import sys
@@ -369,16 +370,18 @@ class Hands:
     def before(self, step: int) -> None:
         """Do what comes before this step."""
         for fault in self.faults:
-            if fault.at != step:
-                continue
-            self.counts[f"{fault.what}s"] += 1
-            if fault.what == "kill":
-                self._later(fault.delay_s, lambda fault=fault: self._send(fault.device, signal.SIGKILL))
-            elif fault.what == "stop":
-                self._send(fault.device, signal.SIGSTOP)
-                self._later(fault.delay_s, lambda fault=fault: self._send(fault.device, signal.SIGCONT))
-            else:
-                self._later(fault.delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
+            if fault.at == step:
+                self.do(fault)
+
+    def do(self, fault: Fault) -> None:
+        self.counts[f"{fault.what}s"] += 1
+        if fault.what == "kill":
+            self._later(fault.delay_s, lambda: self._send(fault.device, signal.SIGKILL))
+        elif fault.what == "stop":
+            self._send(fault.device, signal.SIGSTOP)
+            self._later(fault.delay_s, lambda: self._send(fault.device, signal.SIGCONT))
+        else:
+            self._later(fault.delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         if delay_s:
@@ -439,24 +442,20 @@ def _play_captured(session: il.Session, setting: Setting, round_: Round, hands: 
     step = il.capture(captured.function_of(inside, tuple(session.devices), returned))
     players = [ChaosPlayer(session, setting, round_.killed, counts) for _ in split.parts]
     models = [Model() for _ in split.parts]
-    place, places = 0, sum(len(part) for parts in split.parts for part in parts) + 1
-    due = sorted((fault.at * places // (len(round_.steps) + 1), index) for index, fault in enumerate(round_.faults))
+    turns = sum(len(parts[0]) + 1 + len(parts[2]) for parts in split.parts)
+    due = sorted((fault.at * turns // (len(round_.steps) + 1), fault) for fault in round_.faults)
+    turns_done = itertools.count()
 
     def turn() -> None:
-        nonlocal place
-        while due and due[0][0] <= place:
-            _, index = due.pop(0)
-            hands.before(round_.faults[index].at)
-        place += 1
+        now = next(turns_done)
+        while due and due[0][0] <= now:
+            hands.do(due.pop(0)[1])
 
-    hands.faults = tuple(fault._replace(at=-1 - index) for index, fault in enumerate(round_.faults))
-    due = [(when, index) for when, index in due]
-    round_ = Round(round_.number, round_.steps, True, hands.faults, round_.close_with)
     try:
-        for which, part in ((0, 0), (1, 0), (2, 0)):
-            for line in split.parts[which][part]:
+        for chaos, model, parts in zip(players, models, split.parts, strict=True):
+            for line in parts[0]:
                 turn()
-                _act(players[which], models[which], line)
+                _act(chaos, model, line)
         for chaos, model, parts in zip(players, models, split.parts, strict=True):
             turn()
             facts = [fact for line in parts[1] if (fact := fact_of(model, line.step)) is not None]
