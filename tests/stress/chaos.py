@@ -128,6 +128,7 @@ class Fact(NamedTuple):
     devices: frozenset[int]
     args: tuple[int, ...]  # buffers
     written: tuple[int, ...]
+    spared: tuple[int, ...]  # of these, those that stay as they were if the step fails
     made: dict[int, int]  # by variable, its buffer
     whole: bool  # the first argument is overwritten, whatever it was
 
@@ -143,7 +144,8 @@ def fact_of(model: Model, step: Step) -> Fact | None:
         return None
     made = {v: model.buffer[v] for v in step.out if v in model.buffer}
     devices |= {model.device[v] for v in made}
-    return Fact(line, frozenset(devices), args, tuple(args[place] for place in kind.writes), made, whole)
+    written, spared = (tuple(args[place] for place in places) for places in (kind.writes, kind.spares))
+    return Fact(line, frozenset(devices), args, written, spared, made, whole)
 
 
 def facts_of(steps: list[Step]) -> tuple[list[Fact], dict[int, Expected]]:
@@ -223,6 +225,8 @@ class ChaosPlayer(Player):
                 self._unknown.add(buffer)
             elif alone and buffer not in reads:
                 self._unknown.discard(buffer)
+        if self.killed & ancestors or self.interrupted or self.setting.may_run_out:
+            self._unknown.update(fact.spared)  # where what is shuffled was lost, the generator has not moved
 
     def skip(self, fact: Fact) -> None:
         """The step was not issued, or nobody knows whether it was."""
@@ -534,7 +538,7 @@ def open_session(setting: Setting) -> il.Session:
         setting.devices, gate=setting.gate, options=dict(setting.options), window=setting.window, memory=setting.memory
     )
     if setting.memory:  # the workers are to run out of it, not the uploads, which say so when they are issued
-        session._arena.limit_bytes = 1 << 30  # type: ignore[misc]
+        session._arena.limit_bytes = 1 << 30
     return session
 
 
@@ -613,7 +617,7 @@ def run(
             setting, late = setting_of(seed, series)
             if late:
                 late_worker = str(Path(__file__).with_name("late_worker.py"))
-                workers.PROGRAM = (late_worker, str(seed + series))  # type: ignore[misc]
+                workers.PROGRAM = (late_worker, str(seed + series))
             try:
                 session = open_session(setting)
                 try:
@@ -645,7 +649,7 @@ def run(
                     f" (the whole series: --first {series * SERIES} --rounds {SERIES})"
                 ) from wrong
             finally:
-                workers.PROGRAM = sound  # type: ignore[misc]
+                workers.PROGRAM = sound
     return counts
 
 
