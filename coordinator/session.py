@@ -738,7 +738,7 @@ class Session:
             raise failures.again(lost[0])
         if errors:
             failures.note_others(errors)
-            raise errors[0]
+            raise errors[0] from None
         if self.flags.on:
             self.flags.tell(user_site(3))
 
@@ -769,7 +769,7 @@ class Session:
         errors = [self._exception(root, cause, line, ()) for root, cause, line in found]
         if errors:
             failures.note_others(errors)
-            raise errors[0]
+            raise errors[0] from None
         if self.flags.on:
             self.flags.tell(site)
 
