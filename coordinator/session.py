@@ -840,7 +840,7 @@ class Session:
         match message:
             case m.Value():
                 self._completed(message.lane, message.through)
-                pending = self._pending.pop(message.request, None)
+                pending = self._asked(message)
                 lane = self.lanes[message.lane]
                 loan = Loan(message.place[1], lane.loans_over) if type(message.place) is tuple else None
                 if pending is not None:
@@ -857,17 +857,18 @@ class Session:
                 self.flags.add(message)
             case m.Released():
                 for block in message.blocks:
-                    uploaded = self._uploads.pop(block, None)
-                    if uploaded is not None:
+                    uploaded = self._uploads.get(block)
+                    if uploaded is not None and uploaded[0] == message.lane:  # it is this worker's to give back
+                        del self._uploads[block]
                         self._arena.free(uploaded[1])
             case m.Inspected() | m.Described():
-                pending = self._pending.pop(message.request, None)
+                pending = self._asked(message)
                 if pending is not None:
                     pending.happened(message)
             case m.Traced():
                 if self.recorder is not None:
                     self.recorder.traced(message)
-            case m.Lost():
+            case m.Lost() if type(message.key) is int and 0 <= message.key < len(self.lanes):
                 self._lose(message.key, message.reason)
             case m.Unreachable():
                 other = self.lanes[message.peer]
@@ -885,8 +886,27 @@ class Session:
         if pending is not None and not pending.done:
             pending.happened(fact)
 
+    def _asked(self, answer: m.Value | m.Inspected | m.Described) -> Pending | None:
+        """What this answers; None if nobody waits any more, or it was another worker that was asked.
+
+        Raises:
+            ProtocolError: it is no answer.
+        """
+        if type(answer) is m.Value:
+            place, failure = answer.place, answer.failure
+            if type(place) not in (bytes, type(None)) and not (type(place) is tuple and len(place) == 4):
+                raise ProtocolError("an answer that says nothing")
+            if failure is not None and not (len(failure) == 6 and type(failure[0]) is tuple and len(failure[0]) == 2):
+                raise ProtocolError("an answer with a failure that is none")
+        pending = self._pending.get(answer.request)
+        if pending is None or pending.lane != answer.lane:
+            return None
+        return self._pending.pop(answer.request)
+
     def _completed(self, index: int, through: int) -> None:
         lane = self.lanes[index]
+        if through >= lane.first:
+            raise ProtocolError(f"instruction {through} of {lane.first - 1} has finished")
         lane.note_completed(through)
         self._give_credit(lane)
         if self._gated:
@@ -1099,7 +1119,13 @@ def close_all() -> None:
 
 
 def _of_bytes(data: bytes, spec: Spec) -> np.ndarray[Any, Any]:
-    """The elements that a message brought."""
+    """The elements that a message brought.
+
+    Raises:
+        ProtocolError: they are not as many as the array has.
+    """
+    if len(data) != spec.nbytes:
+        raise ProtocolError(f"{len(data)} bytes came for an array of {spec.nbytes}")
     strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
     return np.ndarray(spec.shape, spec.dtype, bytearray(data or bytes(spec.dtype.itemsize)), 0, strides)
 

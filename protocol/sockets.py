@@ -223,21 +223,23 @@ class Outlet:
         """
         self._socket = new_socket(zmq.PUSH if events else zmq.DEALER)
         self._send: Callable[[bytes, int], object] = self._socket.send
+        self._tied = False
         try:
             if name is not None:
                 self._socket.setsockopt(zmq.ROUTING_ID, name)
             if endpoint.startswith("tcp://"):
                 from . import tcp
 
+                self._tied = link is not None and link.ties is not None
                 tcp.dial(self._socket, endpoint, link)
                 self._send = self._send_if_connected
             else:
                 self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._socket.close(linger=0)
+            self.close(linger_ms=0)
             raise ValueError(f"{endpoint!r} is not an address, such as ipc:///path: {error}") from None
         except BaseException:
-            self._socket.close(linger=0)
+            self.close(linger_ms=0)
             raise
 
     def _send_if_connected(self, data: bytes, flags: int) -> None:
