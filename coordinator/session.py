@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import threading
 import time
@@ -39,6 +40,7 @@ from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.network import Network
 from ..protocol.operations import table_hash
 from ..protocol.page import ROWS
+from ..protocol.questions import Questions
 from ..protocol.sockets import Events, Outlet, ipc, private_folder
 from ..protocol.specs import Spec, packed_strides
 from ..protocol.watch import Watch
@@ -158,6 +160,7 @@ class Session:
         self._welcomes: dict[int, Pending] = {}
         self._failures = failures.Ledger()
         self.interrupts = Interrupts()
+        self.questions: Questions | None = None
         self.stuck_after = STUCK_S  # seconds without progress, after which a wait says what it waits for; may be set
         self.calls: deque[tuple[int, Site | None]] = deque(maxlen=KEPT_CALLS)  # of captured functions, by base
         self._owners = Owners(self.lanes)
@@ -191,6 +194,8 @@ class Session:
         self._devices = {str(device): device for device in self.devices}
         self.greeted = True
         _sessions.add(self)
+        with contextlib.suppress(OSError):  # then nobody can ask from outside
+            self.questions = Questions(Path(self._folder), self._why)
 
     # -- the beginning
 
@@ -789,6 +794,14 @@ class Session:
 
         look_at_wait(self, pending)
 
+    def _why(self) -> str:
+        from .waiting import told
+
+        try:
+            return json.dumps(told(self))
+        except Exception as error:  # it may just be closed
+            return json.dumps({"session": self.id.hex(), "error": f"{type(error).__name__}: {error}"})
+
     def pending(self) -> list[Pending]:
         """All that is waited for, or was asked for."""
         return [*self._pending.values(), *self._welcomes.values()]
@@ -1098,6 +1111,8 @@ def _in_forked_child() -> None:
     for session in list(_sessions):
         session.mine = False
         session.lock = threading.Lock()  # the parent's may have been held at the fork
+        if session.questions is not None:
+            session.questions.disown()
         for lane in session.lanes:
             lane.lock = session.lock
             lane.lose(InterlockError(FORKED))

@@ -51,6 +51,7 @@ _EXAMPLES: Final = """examples:
   interlock up --devices cpu:0,cpu:1      start two workers; Ctrl-C ends them
   interlock up --devices cpu:0,sim:0 --detach
   interlock status                        what runs
+  interlock explain                       what programs wait for
   interlock down                          end it
   interlock info                          what this machine has
   interlock keys                          who may use workers over tcp
@@ -77,6 +78,17 @@ _UP_EXAMPLES: Final = """examples:
 _STATUS_EXAMPLES: Final = """examples:
   interlock status                            every launcher of this user
   interlock status --address ipc:///... --json
+
+"""
+
+_EXPLAIN: Final = """Shows, for each session of each program of this user on this machine, which of the program's lines
+wait and since when, the chain from there to the operation that runs now, and how far each worker
+has come. The program may be blocked: a thread of it that is asleep otherwise answers."""
+
+_EXPLAIN_EXAMPLES: Final = """examples:
+  interlock explain
+  interlock explain --pid 4711
+  interlock explain --json
 
 """
 
@@ -196,6 +208,12 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--address", metavar="A", help="of one launcher; default: every launcher of this user")
     _add_keys(status)
     status.add_argument("--json", action="store_true", help="for programs")
+
+    explain = add("explain", _explain, "show what programs wait for", _EXPLAIN_EXAMPLES, _EXPLAIN)
+    which = explain.add_mutually_exclusive_group()
+    which.add_argument("--pid", type=int, metavar="P", help="of one program")
+    which.add_argument("--all", action="store_true", help="every program of this user; that is the default")
+    explain.add_argument("--json", action="store_true", help="for programs")
 
     down = add("down", _down, "end a launcher and its workers", _DOWN_EXAMPLES)
     which = down.add_mutually_exclusive_group()
@@ -471,6 +489,21 @@ def _status(chosen: argparse.Namespace) -> int:
     else:
         raise Nobody("no launcher of this user runs here; `interlock up` starts one")
     return OK if found else NOBODY
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    from .explaining import ask_programs, show
+
+    asked = ask_programs(chosen.pid)
+    if chosen.json:
+        print(json.dumps({"sessions": [{"pid": each.pid, "answer": each.answer} for each in asked]}, indent=2))
+    elif asked:
+        print("\n\n".join(map(show, asked)))
+    else:
+        raise Nobody("no program of this user has a session here" if chosen.pid is None else f"{chosen.pid} has none")
+    if not asked:
+        return NOBODY
+    return OK if all(each.answer is not None for each in asked) else FAILED
 
 
 def _show_status(status: dict[str, Any]) -> str:

@@ -109,6 +109,15 @@ def private_folder() -> Path:
     return folder
 
 
+def owner_of(folder: Path) -> tuple[int, int, int] | None:
+    """Whose private folder this is, as its name says: process id, start time, pid namespace; None if it is none."""
+    named = _OWNER.match(folder.name)
+    if named is None:
+        return None
+    pid, started, namespace = map(int, named.groups())
+    return pid, started, namespace
+
+
 def sweep() -> Path:
     """Remove the folders whose owner has ended without removing them; where they lay.
 
@@ -118,9 +127,9 @@ def sweep() -> Path:
     base = runtime_folder()
     here = own_identity().pid_namespace
     for folder in base.glob("p*-*"):
-        named = _OWNER.match(folder.name)
-        if named is not None:
-            pid, started, namespace = map(int, named.groups())
+        owner = owner_of(folder)
+        if owner is not None:
+            pid, started, namespace = owner
             if namespace == here and start_time(pid) != started:
                 remove_folder(folder)
     return base
