@@ -36,6 +36,7 @@ class Spec:
 
 
 _DTYPES: Final = {text: np.dtype(text) for text in {np.dtype(char).str for char in "?bhilqBHILQefdgFDG"}}
+_DTYPES["|V1"] = np.dtype("V1")  # of what stands for a random generator: bytes without a meaning
 
 
 def dtype_of(text: str) -> np.dtype[np.generic]:
