@@ -277,6 +277,8 @@ class Array(Handle):
             static, arrays = views.encode_key(key, Handle)
             call(BY_NAME["setitem_advanced"], (self, value, *arrays), (static,))
             return
+        if not target._spec.shape and type(value) not in _NUMBERS:
+            _check_scalar(key, value, target._spec.dtype)
         if target.shape == self._spec.shape and target._spec is self._spec and self._base is None:
             target = self  # all of it: the old elements need not be kept
         if isinstance(value, Array) and value._ref == target._ref and value._lane is target._lane:
@@ -533,6 +535,12 @@ class Array(Handle):
     def _change(self, name: str, *args: Any, **options: Any) -> None:
         named.call(name, (self, *args), options, writes=(self,))
 
+    def compress(self, condition: Any, axis: int | None = None, out: Any = None) -> Array:
+        from .protocols import by_name
+
+        made: Array = by_name(np.compress, (condition, self), {"axis": axis, "out": out})
+        return made
+
     def byteswap(self, inplace: bool = False) -> Array:
         raise TypeError("arrays on devices are in native byte order: swap the bytes of x.numpy()")
 
@@ -644,6 +652,17 @@ class Array(Handle):
         raise TypeError("an array on a worker cannot be pickled: save the elements, x.numpy()")
 
 
+_NUMBERS = frozenset((bool, int, float))
+
+
+def _check_scalar(key: Any, value: Any, dtype: np.dtype[Any]) -> None:
+    """Raise what NumPy raises where one element is set to an array with axes: it broadcasts none there."""
+    shape = value._spec.shape if isinstance(value, Handle) else np.shape(value)
+    keys = key if type(key) is tuple else (key,)
+    if shape and not any(item is Ellipsis for item in keys):
+        np.empty(1, dtype)[0] = np.broadcast_to(np.ones((), dtype), shape)
+
+
 def _dtype(dtype: Any) -> str | None:
     """A dtype as instructions carry it."""
     if dtype is None:
@@ -677,6 +696,6 @@ def _as_method(name: str) -> Callable[..., Any]:
     return method
 
 
-for _each in ["argpartition", "argsort", "choose", "compress", "nonzero", "repeat", "searchsorted", "take", "trace"]:
+for _each in ["argpartition", "argsort", "choose", "nonzero", "repeat", "searchsorted", "take", "trace"]:
     setattr(Array, _each, _as_method(_each))
 Array.conjugate = Array.conj  # type: ignore[attr-defined]

@@ -7,9 +7,20 @@ from typing import Any
 import numpy as np
 
 from ..protocol.functions import FUNCTIONS
+from . import functions
 from .protocols import named_here
 
-_NAMES = sorted(name[4:] for name in FUNCTIONS if name.startswith("fft."))
+_NAMES = sorted({"fftfreq", "rfftfreq"} | {name[4:] for name in FUNCTIONS if name.startswith("fft.")})
+
+
+def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+    """The frequencies of the `n` elements that `fft` gives, in cycles per unit of the sample spacing `d`."""
+    return functions.asarray(np.fft.fftfreq(n, d), dtype, device=device)
+
+
+def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+    """As `fftfreq`, for `rfft` of `n` elements."""
+    return functions.asarray(np.fft.rfftfreq(n, d), dtype, device=device)
 
 
 def __getattr__(name: str) -> Any:

@@ -228,16 +228,16 @@ mod = globals()["remainder"]
 pow = globals()["power"]
 
 
-def where(condition: Any, /, *choices: Any) -> Any:
-    """Elements of the first choice where the condition holds, of the second elsewhere; alone, as `nonzero`."""
-    if not choices:
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
+    """Elements of `x1` where the condition holds, of `x2` elsewhere; without both, as `nonzero`."""
+    if x1 is None and x2 is None:
         return named.call("nonzero", (condition,))
-    if len(choices) == 1:
+    if x1 is None or x2 is None:
         raise ValueError("either both or neither of x and y should be given")
-    return _make("where", (condition, *choices), (), None)
+    return _make("where", (condition, x1, x2), (), None)
 
 
-def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Array:
+def clip(a: Any, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Array:
     """The elements, those below or above the bounds replaced by them."""
     low, high = a_min if min is None else min, a_max if max is None else max
     bounds = tuple(bound for bound in (low, high) if bound is not None)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from ..protocol.whole import write_whole
-from .timeline import Issued
+from .timeline import Issued, write_whole
 
 
 class Edge(NamedTuple):

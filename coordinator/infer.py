@@ -23,6 +23,7 @@ import numpy as np
 
 from ..protocol.operations import BY_NAME, Operation
 from ..protocol.specs import Spec, packed_strides, spec
+from ..protocol.trees import decode
 from . import views
 from .numbers import Number
 
@@ -677,6 +678,8 @@ def _infer_random(operation: Operation, operands: tuple[Any, ...], static: Stati
         return (_permutation(operation, operands[1:], named["x"], named["axis"]),)
     if name == "rng_choice":
         return (_choice(operation, operands[1:], **named),)
+    if name == "rng_named":
+        return (_draw(operation, operands[1:], **named),)
     shape = _size(named.pop("size"))
     arguments = {key: _value(ref) if key in _REFS else ref for key, ref in named.items()}
     if "dtype" in arguments and arguments["dtype"] is None:
@@ -690,6 +693,32 @@ _REFS: Final = frozenset(("loc", "scale", "low", "high", "lam"))
 
 def _size(size: Any) -> tuple[int, ...]:
     return () if size is None else (size,) if isinstance(size, int) else tuple(size)
+
+
+def _draw(operation: Operation, parameters: tuple[Any, ...], method: str, tree: Any, size: Any) -> Spec:
+    def draw(*arrays: Any) -> Any:
+        args, kwargs = decode(tree, (None, *arrays))
+        if size is not None:  # one of each will do, and more where the parameters are more
+            parts = [np.shape(each) for each in (*args, *kwargs.values()) if isinstance(each, np.ndarray)]
+            whole = np.broadcast_shapes(*parts) if method not in _VECTORS else ()
+            leading = _size(size)[: max(len(_size(size)) - len(whole), 0)]
+            kwargs["size"] = tuple([min(extent, 1) for extent in leading]) + whole
+        return np.asarray(getattr(_drawn(), method)(*args, **kwargs))
+
+    result, extents = _run(operation, draw, parameters)
+    if size is None:
+        return extents.promise(result, tuple([extents.real.get(extent, extent) for extent in result.shape]))
+    trailing = result.shape[-1:] if method in _VECTORS else ()
+    shape = _size(size)
+    for array in () if method in _VECTORS else parameters:
+        if np.broadcast_shapes(array.shape, shape) != shape:
+            raise ValueError(
+                f"Output size {shape} is not compatible with broadcast dimensions of inputs {array.shape}."
+            )
+    return spec((*shape, *[extents.real.get(extent, extent) for extent in trailing]), result.dtype)
+
+
+_VECTORS: Final = frozenset(("dirichlet", "multinomial", "multivariate_hypergeometric", "multivariate_normal"))
 
 
 def _permutation(operation: Operation, pool: tuple[Any, ...], x: int | None, axis: int) -> Spec:

@@ -294,6 +294,10 @@ assign = _writer(BY_NAME["assign"], _assign, into=False)  # target[...] = value
 
 def _other(operation: Operation, array: Any, other: Any, reflected: bool) -> Any:
     if not isinstance(other, (Handle, *ArrayLike)):
+        if (other is None or isinstance(other, (str, bytes))) and operation.name in ("equal", "not_equal"):
+            unequal = operation.name == "not_equal"  # to every number, and NumPy says so for each
+            shape = array._spec.shape
+            return call(BY_NAME["full"], (unequal,), (shape, "|b1", "C"), lane=array._lane, cls=type(array))
         return NotImplemented
     return call(operation, (other, array) if reflected else (array, other))
 

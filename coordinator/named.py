@@ -81,7 +81,7 @@ def call(
     lane, cls = _where(args, kwargs, lane, cls)
     for each in writes:
         refuse_frozen(each, "output array")
-    noted = _Operands(list(writes), lane, cls, site)
+    noted = Operands(list(writes), lane, cls, site)
     given = {} if not kwargs else {key: value for key, value in kwargs.items() if value is not np._NoValue}
     tree = ("(", ("(", *[trees.encode(each, noted.note) for each in args]), trees.encode(given, noted.note))
     operands = noted.operands
@@ -103,7 +103,7 @@ def call(
     return made[0] if found.structure is None else found.structure(made)
 
 
-class _Operands:
+class Operands:
     """The arrays among a call's arguments, as they are met. No closure: it would live until the next collection."""
 
     def __init__(self, operands: list[Any], lane: Lane, cls: type[Any], site: Site) -> None:

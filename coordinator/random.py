@@ -5,18 +5,23 @@ The state is a buffer on the worker that each draw writes, so that draws keep th
 
 from __future__ import annotations
 
+import inspect
 import operator
 import secrets
 from typing import Any
 
 import numpy as np
 
+from ..protocol import trees
+from ..protocol.functions import DRAWS
 from ..protocol.operations import BY_NAME
+from . import named
 from .array import Array, _dtype
 from .client import lane_of
 from .infer import GENERATOR, scalar_ref, seed_words
 from .issue import Handle, call
 from .lane import Device
+from .sites import user_site
 
 Size = int | tuple[int, ...] | None
 
@@ -67,21 +72,39 @@ class Generator:
         """Exponentially distributed floats of scale 1."""
         return self._draw("standard_exponential", (), _size(size), _dtype(dtype))
 
-    def normal(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Array:
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Size = None) -> Array:
         """Normally distributed float64."""
-        return self._draw("normal", (), scalar_ref(loc), scalar_ref(scale), _size(size))
+        if _plain(loc, scale):
+            return self._draw("normal", (), scalar_ref(loc), scalar_ref(scale), _size(size))
+        return self._named("normal", (loc, scale), {}, size)
 
-    def uniform(self, low: float = 0.0, high: float = 1.0, size: Size = None) -> Array:
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Size = None) -> Array:
         """Uniform float64 in [low, high)."""
-        return self._draw("uniform", (), scalar_ref(low), scalar_ref(high), _size(size))
+        if _plain(low, high):
+            return self._draw("uniform", (), scalar_ref(low), scalar_ref(high), _size(size))
+        return self._named("uniform", (low, high), {}, size)
 
-    def exponential(self, scale: float = 1.0, size: Size = None) -> Array:
+    def exponential(self, scale: Any = 1.0, size: Size = None) -> Array:
         """Exponentially distributed float64."""
-        return self._draw("exponential", (), scalar_ref(scale), _size(size))
+        if _plain(scale):
+            return self._draw("exponential", (), scalar_ref(scale), _size(size))
+        return self._named("exponential", (scale,), {}, size)
 
-    def poisson(self, lam: float = 1.0, size: Size = None) -> Array:
+    def poisson(self, lam: Any = 1.0, size: Size = None) -> Array:
         """Poisson-distributed int64."""
-        return self._draw("poisson", (), scalar_ref(lam), _size(size))
+        if _plain(lam):
+            return self._draw("poisson", (), scalar_ref(lam), _size(size))
+        return self._named("poisson", (lam,), {}, size)
+
+    def permuted(self, x: Any, *, axis: int | None = None) -> Array:
+        """A copy of the array, shuffled along an axis independently of the others."""
+        return self._named("permuted", (x,), {"axis": axis}, None)
+
+    def _named(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: Any) -> Array:
+        """Draw by the method of this name of NumPy's generators."""
+        noted = named.Operands([self._state], self._state._lane, Array, user_site(2))
+        tree = ("(", ("(", *[trees.encode(each, noted.note) for each in args]), trees.encode(kwargs, noted.note))
+        return self._draw("named", tuple(noted.operands[1:]), method, tree, _size(size))
 
     def integers(
         self, low: int, high: int | None = None, size: Size = None, dtype: Any = "int64", endpoint: bool = False
@@ -105,6 +128,32 @@ class Generator:
     def shuffle(self, x: Array, axis: int = 0) -> None:
         """Put the array in random order, in place."""
         call(BY_NAME["rng_shuffle"], (self._state, x), (axis,), cls=Array)
+
+
+def _plain(*parameters: Any) -> bool:
+    """Whether all are numbers."""
+    return not any(isinstance(each, (Handle, np.ndarray, list, tuple)) for each in parameters)
+
+
+def _method(name: str) -> Any:
+    parameters = list(inspect.signature(getattr(np.random.Generator, name)).parameters)[1:]
+    at = parameters.index("size")
+
+    def method(self: Generator, *args: Any, size: Size = None, **kwargs: Any) -> Array:
+        if len(args) > at:
+            kwargs.update(zip(parameters[at:], args[at:], strict=False))
+            args, size = args[:at], kwargs.pop("size")
+        return self._named(name, args, kwargs, size)
+
+    method.__name__ = name
+    method.__qualname__ = f"Generator.{name}"
+    method.__doc__ = f"As `numpy.random.Generator.{name}`; parameters may be arrays of the device."
+    return method
+
+
+for _name in DRAWS.split():
+    if not hasattr(Generator, _name):
+        setattr(Generator, _name, _method(_name))
 
 
 def _size(size: Any) -> Any:

@@ -33,6 +33,8 @@ def _viewing(function: Any, frozen: bool = False) -> Callable[..., Any]:
 def _nest(array: Array, found: Any, frozen: bool) -> Any:
     if isinstance(found, (tuple, list)):
         return type(found)([_nest(array, each, frozen) for each in found])
+    if isinstance(found, np.generic):  # of an array without axes NumPy gives the element
+        return array._view((array._spec, array._offset), frozen)
     return array._view(views.placed(found, array._offset), frozen)
 
 

@@ -36,11 +36,18 @@ _LINALG: Final = """
     tensorsolve trace vecdot vector_norm
 """
 _FFT: Final = """
-    fft fft2 fftfreq fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2 rfftfreq
+    fft fft2 fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2
     rfftn
 """
 # What they write, besides what they return: their first argument.
 _WRITING: Final = "copyto fill_diagonal place put put_along_axis putmask ndarray.sort ndarray.partition setitem"
+# What generators draw, too, besides those that have operations of their own.
+DRAWS: Final = """
+    beta binomial chisquare dirichlet exponential f gamma geometric gumbel hypergeometric laplace logistic lognormal
+    logseries multinomial multivariate_hypergeometric multivariate_normal negative_binomial noncentral_chisquare
+    noncentral_f normal pareto permuted poisson power rayleigh standard_cauchy standard_gamma standard_t triangular
+    uniform vonmises wald weibull zipf
+"""
 UFUNC_METHODS: Final = ("reduce", "accumulate", "reduceat", "outer", "at")
 
 FUNCTIONS: Final = frozenset(

@@ -22,6 +22,8 @@ and the scalars that stand in an array's place. *Static values* are plain, hasha
                                 '@', the next index array among the operands
     function, tree (named)      which of NumPy's functions (`functions.py`), and its arguments (`trees.py`): a tuple of
                                 the positional ones and a dict
+    method, tree, size (rng_named)
+                                which of a generator's methods, its arguments but `size`, and that
     count, request (asked)      how many arrays come of it, and the number under which the worker answers with their
                                 specs: they are known when it has them (a Described of `messages.py`)
 """
@@ -115,6 +117,7 @@ _ROWS: tuple[tuple[str, str, int, int, tuple[int, ...], str], ...] = (
     ("named_write", "named", -1, 0, (0,), "function tree"),
     ("named_write_two", "named", -1, 0, (0, 1), "function tree"),
     ("asked", "asked", -1, -1, (), "function tree count request"),
+    ("rng_named", "random", -1, 1, (0,), "method tree size"),
 )
 
 OPERATIONS: Final[tuple[Operation, ...]] = tuple(

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..protocol.functions import DRAWS
 from ..protocol.functions import function as named_function
 from ..protocol.operations import Operation
-from ..protocol.specs import Spec, dtype_of
+from ..protocol.specs import Spec
 from ..protocol.trees import decode, leaves
 
 Kernel = Callable[..., Any]
@@ -70,7 +71,7 @@ def conform(result: Any, spec: Spec) -> Any:
 
 def decode_operand(ref: Any) -> Any:
     """The scalar that a 1- or 2-tuple stands for."""
-    return ref[0] if len(ref) == 1 else np.frombuffer(ref[1], dtype_of(ref[0]))[0]
+    return ref[0] if len(ref) == 1 else np.frombuffer(ref[1], ref[0])[0]
 
 
 def _module_of(array: Any) -> Any:
@@ -210,7 +211,7 @@ def _key(xp: Any, items: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...
         elif item[0] == "s":
             key.append(slice(*item[1:]))
         else:
-            key.append(xp.asarray(np.frombuffer(item[3], dtype_of(item[1])).reshape(item[2])))
+            key.append(xp.asarray(np.frombuffer(item[3], item[1]).reshape(item[2])))
     return tuple(key)
 
 
@@ -236,7 +237,9 @@ def _create(operation: Operation, xp: Any) -> Kernel:
     def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
         shape, dtype, order = static
         if out is None:
-            if dtype is None:
+            if dtype is None and name != "full":
+                dtype = "f8"
+            elif dtype is None:
                 dtype = np.asarray(operands[0]).dtype if isinstance(operands[0], (int, float)) else operands[0].dtype
             out = _ordered(make, shape, dtype, order)
         elif name in _FILLS:
@@ -279,6 +282,8 @@ def _random(operation: Operation, xp: Any) -> Kernel:
             return np.random.Generator(np.random.PCG64(np.random.SeedSequence(static[0], spawn_key=static[1])))
 
         return new
+    if operation.name == "rng_named":
+        return _draw(xp)
     method = operation.name.removeprefix("rng_")
 
     def draw(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
@@ -309,6 +314,24 @@ def _random(operation: Operation, xp: Any) -> Kernel:
             target[...] = xp.asarray(host)
 
     return shuffle if method == "shuffle" else draw
+
+
+def _draw(xp: Any) -> Kernel:
+    def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
+        method, tree, size = static
+        if method not in DRAWS.split():
+            raise LookupError(f"{method} is no method of a generator that a worker carries out by name")
+        generator, *arrays = operands
+        args, kwargs = decode(tree, (None, *[_on_host(each) for each in arrays]))
+        if size is not None:
+            kwargs["size"] = size
+        result = xp.asarray(getattr(generator, method)(*args, **kwargs))
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    return run
 
 
 def _on_host(array: Any) -> Any:

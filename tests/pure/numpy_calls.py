@@ -567,12 +567,42 @@ _BY_NAME: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "eye": _eye,
     "arange": _arange,
     "linspace": _linspace,
+    "rng_named": lambda: _rng_named(),
     "rng_new": _rng_new,
     "rng_integers": _rng_integers,
     "rng_permutation": _rng_permutation,
     "rng_choice": _rng_choice,
     "rng_shuffle": _rng_shuffle,
 }
+
+
+@st.composite
+def _rng_named(draw: Any) -> Call:
+    method, args = draw(
+        st.sampled_from(
+            (
+                ("beta", (2.0, 3.0)), ("gamma", (2.5,)), ("binomial", (9, 0.3)), ("lognormal", ()), ("zipf", (2.0,)),
+                ("dirichlet", ([1.0, 2.0, 3.0],)), ("multinomial", (5, [0.5, 0.25, 0.25])), ("triangular", (0, 1, 4)),
+                ("multivariate_normal", ([0.0, 1.0], [[1.0, 0.0], [0.0, 2.0]])), ("standard_cauchy", ()),
+                ("hypergeometric", (5, 3, 4)), ("vonmises", (0.0, 1.0)), ("beta", (-1.0, 2.0)),
+            )
+        )
+    )  # fmt: skip
+    size = draw(sizes)
+    tree = ("(", ("(", *[encode(each, lambda _: None) for each in args]), ("{",))
+    operands: tuple[Any, ...] = (draw(generators),)
+    if draw(st.booleans()):
+        method, scale = "rayleigh", np.array(np.abs(draw(arrays(draw(shapes), "fd"))), order="C")
+        operands, tree = (*operands, scale), ("(", ("(", ("@", 1)), ("{",))
+        size = draw(st.sampled_from((None, scale.shape, (2, *scale.shape))))
+        return Call(
+            BY_NAME["rng_named"], operands, (method, tree, size), lambda rng, scale: rng.rayleigh(scale, size=size)
+        )
+    return Call(
+        BY_NAME["rng_named"], operands, (method, tree, size), lambda rng: getattr(rng, method)(*args, size=size)
+    )
+
+
 _NAMES_OF_RANDOM = "random standard_normal standard_exponential normal uniform exponential poisson"
 _BY_NAME |= {f"rng_{name}": partial(_random, BY_NAME[f"rng_{name}"]) for name in _NAMES_OF_RANDOM.split()}
 _BY_KIND: dict[str, Callable[[Operation], st.SearchStrategy[Call]]] = {

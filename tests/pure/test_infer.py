@@ -67,7 +67,7 @@ def test_the_promised_specs_are_those_that_numpy_gives(operation: Operation, dat
         assert (promised.shape, promised.dtype) == (array.shape, array.dtype)
         if operation.name in ("mean", "var", "std") and call.operands[0].size == 0:
             continue  # what NumPy makes of no samples is all alike; workers lay it out as was promised
-        if operation.kind == "named":
+        if operation.kind == "named" or operation.name == "rng_named":
             continue  # some give views; workers make arrays of their own
         assert same_layout(promised.strides, array.strides, array.shape), (promised, array.strides)
 
