@@ -131,14 +131,14 @@ def _used_by_others() -> bool:
 
 def _let_work_end(session: Session) -> None:
     """Wait a moment for what was issued, as it may fail, and that is to be told; and for saves, as long as it takes."""
-    if session.saves:
-        from .checkpoints import finish
-
-        finish(session.saves)
     closing = session.closing
     if not session.greeted or session.taping() or not _lock(session):
         return
     session.lock.release()
+    if session.saves:
+        from .checkpoints import finish
+
+        finish(session.saves)
     until = closing.until or time.monotonic() + WORK_S
     ends = True
     try:

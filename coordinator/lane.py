@@ -19,6 +19,7 @@ from ..protocol.specs import Spec
 from . import failures, workers
 from .events import Pending
 from .sites import Site
+from .tracebacks import let_go
 
 if TYPE_CHECKING:
     from ..protocol.recordings import Binding
@@ -126,6 +127,7 @@ class Lane:
             return
         self.heavy += nbytes
         self.limit = 0
+        let_go()
         if self.dropped:
             self.free()
         self.large.append(len(self.batch))
@@ -174,6 +176,7 @@ class Lane:
 
         The caller holds the lock, and looks for room in the window.
         """
+        let_go()
         if self.dropped:
             self.free()
         batch = self.batch

@@ -147,10 +147,12 @@ class Flags:
         Raises:
             FloatingPointError: under nan="raise".
         """
-        if not closing:
-            self._await_sent()
-        with self._session.lock:
+        if closing:  # nothing comes any more, and the lock may be this thread's, further down
             found, self._found = sorted(self._found, key=lambda each: each[0]), []
+        else:
+            self._await_sent()
+            with self._session.lock:
+                found, self._found = sorted(self._found, key=lambda each: each[0]), []
         if not found:
             return
         texts = [f"{story}\n  issued at {describe(site)}" for _, story, site in found]

@@ -53,6 +53,7 @@ from .loans import Loan
 from .modes import PLAIN, Flags, Modes, words
 from .owners import Owners
 from .sites import Site, describe, user_site
+from .tracebacks import let_go
 from .tracker import Gate, Hazards
 from .unfinished import told, unfinished
 
@@ -564,6 +565,7 @@ class Session:
                 with self.lock:  # whoever receives frees blocks meanwhile
                     return self._arena.allocate(spec.nbytes)
             except OutOfDeviceMemory as error:
+                let_go()
                 if not wait or not self._uploads:
                     with self.lock:
                         raise self._owners.of_uploads(error, self._uploads.values(), spec, site) from None

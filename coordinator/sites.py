@@ -26,6 +26,12 @@ def _is_ours(file: str) -> bool:
     return found
 
 
+def is_ours(file: str) -> bool:
+    """Whether a file is Interlock's or NumPy's."""
+    found = OURS.get(file)
+    return _is_ours(file) if found is None else found
+
+
 def user_site(depth: int = 2) -> Site:
     """The user's line: the first frame outside this library, from `depth` frames up."""
     frame: Any = _FRAME(depth)

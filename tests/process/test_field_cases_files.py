@@ -6,7 +6,10 @@ The names begin with the number of the case in the collection that they come fro
 from __future__ import annotations
 
 import random
+import re
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from safetensors.numpy import load_file
 
 import interlock as il
 
-from .programs import kill, program
+from .programs import kill, program, run
 
 HANG_S = 60.0  # generous: a deadline for a hang
 KINDS = ["cpu:0,cpu:1,cpu:2", "cpu:0,sim:0,sim:1"]
@@ -125,3 +128,71 @@ def whole(path: Path) -> int:
     values = np.unique(np.concatenate([each.ravel() for each in found.values()]))
     assert len(values) == 1, values
     return int(values[0])
+
+
+# FL-40: ipython/ipython#11572, pytorch/pytorch#27600 --------------------------------------------------------------
+
+MEMORY = 64 << 20
+LARGE, SMALLER = 2300, 2590  # squares of float64 that take 66 % and 84 % of it
+NOTEBOOK = """
+import gc, sys
+from IPython.core.interactiveshell import InteractiveShell
+import interlock as il
+devices, gate, sync = sys.argv[1:4]
+session = il.connect(devices=devices, memory={MEMORY}, gate=gate, sync=sync)
+device = session.devices[1]
+shell = InteractiveShell.instance(colors="nocolor", xmode="Minimal")
+shell.push(dict(il=il, device=device, big=lambda n: il.ones((n, n), device=device), n={LARGE}))
+gc.disable()  # what goes, goes by itself
+for cell in sys.stdin.read().split("# --\\n"):
+    shell.run_cell(cell, store_history=True)
+print("types", getattr(sys, "last_type", None))
+"""
+SETTLED = f"R = big({SMALLER}); print('sum', float(R.sum()))\n"
+CELLS = {
+    "shown": ("B = big(n); B @ B\n", "del B\n", "OutOfDeviceMemory"),
+    "printed": ("B = big(n); print((B @ B).sum())\n", "del B\n", "OutOfDeviceMemory"),
+    "never named": ("print((big(n) @ big(n)).sum())\n", "", "OutOfDeviceMemory"),
+    "in place": ("B = big(n); B += B @ B; float(B[0, 0])\n", "del B\n", "OutOfDeviceMemory"),
+    "in a function": ("def f():\n  B = big(n)\n  return float((B @ B)[0, 0])\nf()\n", "", "OutOfDeviceMemory"),
+    "captured": (
+        "B = big(n); f = il.capture(lambda x: (x @ x).sum()); print(float(f(B)))\n",
+        "del B\n",
+        "OutOfDeviceMemory",
+    ),
+    "refused": ("B = big(n); B @ il.ones(3, device=device)\n", "del B\n", "ValueError"),
+    "too early": ("B = big(n); B.numpy(timeout=0)\n", "del B\n", "TimeoutError"),
+    "elsewhere": ("B = big(n); B + il.ones(3)\n", "del B\n", "ValueError"),
+}
+
+
+@pytest.mark.parametrize(
+    ("devices", "gate", "sync"),
+    [("cpu:0,cpu:1", "worker", ""), ("cpu:0,sim:0", "worker", ""), ("cpu:0,cpu:1", "coordinator", "op")],
+)
+def test_fl40_a_failed_cell_keeps_no_memory_from_the_next(devices: str, gate: str, sync: str) -> None:
+    """The traceback of a failed cell kept its arrays alive, so that the retry ran out of memory again."""
+    cells = [text for failing, dropping, _ in CELLS.values() for text in (failing, dropping + SETTLED, "del R\n")]
+    script = NOTEBOOK.format(MEMORY=MEMORY, LARGE=LARGE)
+    ran = run([sys.executable, "-c", script, devices, gate, sync], text="# --\n".join(cells))
+    assert ran.code == 0, ran.err
+    errors = re.findall(r"^(?:Out\[\d+\]: )?(\w+(?:Error|Memory)): ", ran.out, re.MULTILINE)
+    assert errors == [kind for *_, kind in CELLS.values()], ran.out
+    assert ran.out.count(f"sum {float(SMALLER**2)}") == len(CELLS), ran.out
+
+
+def test_fl40_an_error_that_was_raised_again_and_again_does_not_grow(session: il.Session) -> None:
+    """Each raising is an exception of its own, without the frames of the one before."""
+    bad = il.arange(3, device=session.devices[1])[il.asarray([7], device=session.devices[1])]
+    seen = []
+    for _ in range(3):
+        with pytest.raises(IndexError) as raised:
+            bad.numpy(HANG_S)
+        seen.append(raised.value)
+    assert len({id(each) for each in seen}) == 3
+    assert len({len(list(traceback.walk_tb(each.__traceback__))) for each in seen}) == 1
+    for each in seen:
+        found = [value for value in (*each.args, *vars(each).values()) if isinstance(value, il.Array)]
+        assert found == []
+        assert each.__context__ is None
+        assert each.__cause__ is None
