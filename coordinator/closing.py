@@ -208,6 +208,8 @@ def _shut(session: Session) -> None:
 
 def _end_watch(session: Session) -> None:
     session._watch.close()
+    if session.questions is not None:
+        session.questions.close()
 
 
 def _stop_workers(session: Session) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from .timeline import Issued, write_whole
+from ..protocol.whole import write_whole
+from .timeline import Issued
 
 
 class Edge(NamedTuple):

@@ -33,6 +33,7 @@ HEAVY: Final = 1 << 20  # bytes of results in a batch, beyond which the worker s
 GAP_NS: Final = 50_000  # between two messages to a worker that keeps up: each costs both sides tens of microseconds
 RUNS: Final = 4  # of recordings that leave together at the most
 PAST: Final = 4  # completed batches that are remembered, to tell what an instruction was given
+MOST_FREED: Final = 1 << 20  # buffers that one instruction drops
 KNOWN: Final = 50_000  # specs that a worker is made to remember
 BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves, and for the window
 _BATCH_TAG: Final = m.TAGS[m.Batch]
@@ -117,8 +118,12 @@ class Lane:
         """Add an instruction and return its number. The caller holds the lock, and calls `full` after releasing it."""
         if nbytes >= BIG:
             self.expect(nbytes)
-        self.batch.append(instruction)
-        self.sites.append(site)
+        if self.session.tape is None:
+            self.batch += (instruction,)  # no calls: Ctrl-C comes before both or after
+            self.sites += (site,)
+        else:  # whose lists may go elsewhere
+            self.batch.append(instruction)
+            self.sites.append(site)
         return self.first + len(self.batch) - 1
 
     def expect(self, nbytes: int) -> None:
@@ -140,7 +145,8 @@ class Lane:
             return
         # Its line is that of the last instruction before it: where a handle went, nobody noted.
         site = self.sites[-1] if self.sites else self._last_site
-        buffers = [dropped.popleft() for _ in range(len(dropped))]
+        # More than that wait for the next batch, so that no message grows with how much is dropped at once.
+        buffers = [dropped.popleft() for _ in range(min(len(dropped), MOST_FREED))]
         if self.session.tape is not None:
             buffers = self.session.tape.dropped(buffers)
         for trail in self.session.trails:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import threading
 import time
@@ -39,6 +40,7 @@ from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.network import Network
 from ..protocol.operations import table_hash
 from ..protocol.page import ROWS
+from ..protocol.questions import Questions
 from ..protocol.sockets import Events, Outlet, ipc, private_folder
 from ..protocol.specs import Spec, packed_strides
 from ..protocol.watch import Watch
@@ -46,7 +48,7 @@ from . import failures, workers
 from .closing import WORK_S, Closing, close
 from .events import STUCK_S, Pending, Receiver
 from .failures import Cause, Root
-from .interrupts import Interrupts
+from .interrupts import Interrupts, uninterrupted
 from .lane import BATCH, BIG, Device, GatedLane, Lane
 from .lives import MOST_LANES, Lives, Source, greet_again, replaced
 from .loans import Loan
@@ -159,6 +161,7 @@ class Session:
         self._welcomes: dict[int, Pending] = {}
         self._failures = failures.Ledger()
         self.interrupts = Interrupts()
+        self.questions: Questions | None = None
         self.stuck_after = STUCK_S  # seconds without progress, after which a wait says what it waits for; may be set
         self.calls: deque[tuple[int, Site | None]] = deque(maxlen=KEPT_CALLS)  # of captured functions, by base
         self._owners = Owners(self.lanes)
@@ -192,6 +195,8 @@ class Session:
         self._devices = {str(device): device for device in self.devices}
         self.greeted = True
         _sessions.add(self)
+        with contextlib.suppress(OSError):  # then nobody can ask from outside
+            self.questions = Questions(Path(self._folder), self._why)
 
     # -- the beginning
 
@@ -479,14 +484,14 @@ class Session:
         """Send an array from one worker to another; the new buffer's number there."""
         buffer = self.next_id()
         ticket = (source.index << m.TICKET_BITS) | buffer
-        with self.lock:
-            for lane in (source, target):
-                if lane.lost is not None:
-                    raise failures.again(lane.lost)
-            send = (Control.SEND, ref, ticket, target.index)
-            recv = (Control.RECV, buffer, spec.id, ticket, source.index)
-            self.issue_transfer(source, target, send, recv, spec, site)
         try:
+            with self.lock:
+                for lane in (source, target):
+                    if lane.lost is not None:
+                        raise failures.again(lane.lost)
+                send = (Control.SEND, ref, ticket, target.index)
+                recv = (Control.RECV, buffer, spec.id, ticket, source.index)
+                self.issue_transfer(source, target, send, recv, spec, site)
             for lane in (source, target):
                 if len(lane.batch) >= lane.limit:
                     lane.full()
@@ -505,16 +510,25 @@ class Session:
         target.define(spec)
         if self._gated and not self.taping():
             # Here the send must be before the gate when the recv comes, which waits for it.
-            if spec.nbytes >= BIG:
-                target.expect(spec.nbytes)
-            self.recvs[send[2]] = (target.index, target.first + len(target.batch))
-            source.append(send, site)
-            source.flush()
-            target.append(recv, site)
-            target.flush()
-        else:
+            with uninterrupted():
+                if spec.nbytes >= BIG:
+                    target.expect(spec.nbytes)
+                self.recvs[send[2]] = (target.index, target.first + len(target.batch))
+                source.append(send, site)
+                source.flush()
+                target.append(recv, site)
+                target.flush()
+        elif self.taping():
             source.append(send, site)
             target.append(recv, site, spec.nbytes)
+        else:
+            if spec.nbytes >= BIG:
+                target.expect(spec.nbytes)
+            # No calls: Ctrl-C comes before all of it or after. A send without its recv would keep its ticket for ever.
+            source.batch += (send,)
+            source.sites += (site,)
+            target.batch += (recv,)
+            target.sites += (site,)
 
     def upload(self, lane: Lane, data: np.ndarray[Any, Any], spec: Spec, site: Site | None) -> int:
         """Copy the user's data now, and make an array of it on the worker; the new buffer's number.
@@ -530,10 +544,15 @@ class Session:
             place = _in_memory_order(data, spec).tobytes()
         else:
             block = self._allocate(spec, site)
-            target = self._arena.array(block, spec.shape, spec.dtype, spec.strides)
-            target[...] = data
-            number = next(self._blocks)
-            place = ("host", number, 0, self._arena.ticket(block))
+            try:
+                target = self._arena.array(block, spec.shape, spec.dtype, spec.strides)
+                target[...] = data
+                number = next(self._blocks)
+                place = ("host", number, 0, self._arena.ticket(block))
+            except BaseException:  # Ctrl-C in a long copy
+                with self.lock:
+                    self._arena.free(block)
+                raise
         with self.lock:
             if lane.lost is not None:
                 if type(place) is tuple:
@@ -726,7 +745,7 @@ class Session:
             raise failures.again(lost[0])
         if errors:
             failures.note_others(errors)
-            raise errors[0]
+            raise errors[0] from None
         if self.flags.on:
             self.flags.tell(user_site(3))
 
@@ -757,7 +776,7 @@ class Session:
         errors = [self._exception(root, cause, line, ()) for root, cause, line in found]
         if errors:
             failures.note_others(errors)
-            raise errors[0]
+            raise errors[0] from None
         if self.flags.on:
             self.flags.tell(site)
 
@@ -776,6 +795,14 @@ class Session:
         from .waiting import look_at_wait
 
         look_at_wait(self, pending)
+
+    def _why(self) -> str:
+        from .waiting import told
+
+        try:
+            return json.dumps(told(self))
+        except Exception as error:  # it may just be closed
+            return json.dumps({"session": self.id.hex(), "error": f"{type(error).__name__}: {error}"})
 
     def pending(self) -> list[Pending]:
         """All that is waited for, or was asked for."""
@@ -828,7 +855,7 @@ class Session:
         match message:
             case m.Value():
                 self._completed(message.lane, message.through)
-                pending = self._pending.pop(message.request, None)
+                pending = self._asked(message)
                 lane = self.lanes[message.lane]
                 loan = Loan(message.place[1], lane.loans_over) if type(message.place) is tuple else None
                 if pending is not None:
@@ -845,17 +872,18 @@ class Session:
                 self.flags.add(message)
             case m.Released():
                 for block in message.blocks:
-                    uploaded = self._uploads.pop(block, None)
-                    if uploaded is not None:
+                    uploaded = self._uploads.get(block)
+                    if uploaded is not None and uploaded[0] == message.lane:  # it is this worker's to give back
+                        del self._uploads[block]
                         self._arena.free(uploaded[1])
             case m.Inspected() | m.Described():
-                pending = self._pending.pop(message.request, None)
+                pending = self._asked(message)
                 if pending is not None:
                     pending.happened(message)
             case m.Traced():
                 if self.recorder is not None:
                     self.recorder.traced(message)
-            case m.Lost():
+            case m.Lost() if type(message.key) is int and 0 <= message.key < len(self.lanes):
                 self._lose(message.key, message.reason)
             case m.Unreachable():
                 other = self.lanes[message.peer]
@@ -873,8 +901,27 @@ class Session:
         if pending is not None and not pending.done:
             pending.happened(fact)
 
+    def _asked(self, answer: m.Value | m.Inspected | m.Described) -> Pending | None:
+        """What this answers; None if nobody waits any more, or it was another worker that was asked.
+
+        Raises:
+            ProtocolError: it is no answer.
+        """
+        if type(answer) is m.Value:
+            place, failure = answer.place, answer.failure
+            if type(place) not in (bytes, type(None)) and not (type(place) is tuple and len(place) == 4):
+                raise ProtocolError("an answer that says nothing")
+            if failure is not None and not (len(failure) == 6 and type(failure[0]) is tuple and len(failure[0]) == 2):
+                raise ProtocolError("an answer with a failure that is none")
+        pending = self._pending.get(answer.request)
+        if pending is None or pending.lane != answer.lane:
+            return None
+        return self._pending.pop(answer.request)
+
     def _completed(self, index: int, through: int) -> None:
         lane = self.lanes[index]
+        if through >= lane.first:
+            raise ProtocolError(f"instruction {through} of {lane.first - 1} has finished")
         lane.note_completed(through)
         self._give_credit(lane)
         if self._gated:
@@ -1066,6 +1113,8 @@ def _in_forked_child() -> None:
     for session in list(_sessions):
         session.mine = False
         session.lock = threading.Lock()  # the parent's may have been held at the fork
+        if session.questions is not None:
+            session.questions.disown()
         for lane in session.lanes:
             lane.lock = session.lock
             lane.lose(InterlockError(FORKED))
@@ -1087,7 +1136,13 @@ def close_all() -> None:
 
 
 def _of_bytes(data: bytes, spec: Spec) -> np.ndarray[Any, Any]:
-    """The elements that a message brought."""
+    """The elements that a message brought.
+
+    Raises:
+        ProtocolError: they are not as many as the array has.
+    """
+    if len(data) != spec.nbytes:
+        raise ProtocolError(f"{len(data)} bytes came for an array of {spec.nbytes}")
     strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
     return np.ndarray(spec.shape, spec.dtype, bytearray(data or bytes(spec.dtype.itemsize)), 0, strides)
 

@@ -13,10 +13,10 @@ import itertools
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
+
+from ..protocol.whole import write_whole
 
 WAITS: Final = "waits"  # the stream of what did not run, but waited
 WAITING: Final = 8  # tracks of what waits on a worker: a thousand may stand behind one ticket
@@ -113,18 +113,6 @@ def write_trace(
 ) -> None:
     """Write the timeline for Perfetto (ui.perfetto.dev) or chrome://tracing. The file is whole or not there."""
     write_whole(path, json.dumps(chrome_trace(devices, issued, ran, moved, blocked), separators=(",", ":")))
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file beside its place, then move it there: a reader never sees half of it."""
-    place = Path(path)
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(place)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -207,7 +207,12 @@ class Process:
     def last_words(self, lines: int = 12) -> str:
         """The last lines that it wrote, to be put behind a message."""
         written = tail(self.log, lines)
-        return "; its last lines:\n  " + "\n  ".join(written) if written else ""
+        if written:
+            return "; its last lines:\n  " + "\n  ".join(written)
+        with contextlib.suppress(OSError):
+            if os.statvfs(self.log).f_bavail == 0:
+                return "; the log could not be written, as the disk is full"
+        return ""
 
     def kill(self) -> None:
         """End it at once; who waits in `ready` sees it end."""

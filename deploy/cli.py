@@ -25,6 +25,7 @@ from ..protocol import supervision
 from ..protocol.descriptors import pipe
 from ..protocol.errors import InterlockError, Unreachable
 from ..protocol.identity import Identity, alive, own_identity, same_host
+from ..protocol.whole import write_whole
 
 OK: Final = 0
 FAILED: Final = 1
@@ -50,6 +51,7 @@ _EXAMPLES: Final = """examples:
   interlock up --devices cpu:0,cpu:1      start two workers; Ctrl-C ends them
   interlock up --devices cpu:0,sim:0 --detach
   interlock status                        what runs
+  interlock explain                       what programs wait for
   interlock down                          end it
   interlock info                          what this machine has
   interlock keys                          who may use workers over tcp
@@ -76,6 +78,17 @@ _UP_EXAMPLES: Final = """examples:
 _STATUS_EXAMPLES: Final = """examples:
   interlock status                            every launcher of this user
   interlock status --address ipc:///... --json
+
+"""
+
+_EXPLAIN: Final = """Shows, for each session of each program of this user on this machine, which of the program's lines
+wait and since when, the chain from there to the operation that runs now, and how far each worker
+has come. The program may be blocked: a thread of it that is asleep otherwise answers."""
+
+_EXPLAIN_EXAMPLES: Final = """examples:
+  interlock explain
+  interlock explain --pid 4711
+  interlock explain --json
 
 """
 
@@ -152,7 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say_error(error: Exception, code: int) -> int:
-    print(f"interlock: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a log on a full disk
+        print(f"interlock: {error}", file=sys.stderr, flush=True)
     return code
 
 
@@ -194,6 +208,12 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--address", metavar="A", help="of one launcher; default: every launcher of this user")
     _add_keys(status)
     status.add_argument("--json", action="store_true", help="for programs")
+
+    explain = add("explain", _explain, "show what programs wait for", _EXPLAIN_EXAMPLES, _EXPLAIN)
+    which = explain.add_mutually_exclusive_group()
+    which.add_argument("--pid", type=int, metavar="P", help="of one program")
+    which.add_argument("--all", action="store_true", help="every program of this user; that is the default")
+    explain.add_argument("--json", action="store_true", help="for programs")
 
     down = add("down", _down, "end a launcher and its workers", _DOWN_EXAMPLES)
     which = down.add_mutually_exclusive_group()
@@ -285,6 +305,9 @@ def parse_devices(text: str | None) -> list[str]:
 # -- up ---------------------------------------------------------------------------------------------------------------
 
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
 def _up(chosen: argparse.Namespace) -> int:
     devices = parse_devices(chosen.devices)
     if chosen.detach:
@@ -302,7 +325,7 @@ def _up(chosen: argparse.Namespace) -> int:
         try:
             print(text, flush=True)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # a log on a full disk is no reason to end
+            if error.errno not in _FULL:  # a log on a full disk is no reason to end
                 raise
         if chosen.own_log is not None:
             shorten(launcher.folder / "launcher.log")
@@ -325,6 +348,10 @@ def _up(chosen: argparse.Namespace) -> int:
                 if told is not None:
                     told.close()
                 launcher.serve()
+        except OSError as error:
+            if told is not None and not told.closed and error.errno in _FULL:  # so is the log, perhaps
+                print(f"interlock: {error}", file=told, flush=True)
+            raise
         finally:
             launcher.close()
     return OK
@@ -398,9 +425,7 @@ def _address_file(path: Path | None, address: str) -> Iterator[None]:
     if path is None:
         yield
         return
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(address + "\n")
-    os.replace(unfinished, path)
+    write_whole(path, address + "\n")
     try:
         yield
     finally:
@@ -464,6 +489,21 @@ def _status(chosen: argparse.Namespace) -> int:
     else:
         raise Nobody("no launcher of this user runs here; `interlock up` starts one")
     return OK if found else NOBODY
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    from .explaining import ask_programs, show
+
+    asked = ask_programs(chosen.pid)
+    if chosen.json:
+        print(json.dumps({"sessions": [{"pid": each.pid, "answer": each.answer} for each in asked]}, indent=2))
+    elif asked:
+        print("\n\n".join(map(show, asked)))
+    else:
+        raise Nobody("no program of this user has a session here" if chosen.pid is None else f"{chosen.pid} has none")
+    if not asked:
+        return NOBODY
+    return OK if all(each.answer is not None for each in asked) else FAILED
 
 
 def _show_status(status: dict[str, Any]) -> str:

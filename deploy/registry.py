@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..protocol.identity import Identity, alive, own_identity, same_host
 from ..protocol.sockets import remove_folder, sweep
+from ..protocol.whole import write_whole
 
 NOTE: Final = "launcher.json"
 
@@ -26,9 +26,7 @@ class Found(NamedTuple):
 
 def announce(folder: Path, address: str) -> None:
     """Let this process's launcher be found."""
-    unfinished = folder / f"{NOTE}.new"
-    unfinished.write_text(json.dumps({"address": address, "identity": own_identity()}))
-    os.replace(unfinished, folder / NOTE)
+    write_whole(folder / NOTE, json.dumps({"address": address, "identity": own_identity()}))
 
 
 def find() -> list[Found]:

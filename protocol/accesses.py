@@ -24,6 +24,7 @@ from .operations import BY_NAME, BY_NUMBER
 Buffers = tuple[int, ...]
 _NOTHING: Final[Buffers] = ()
 _SLOT_BITS: Final = 15
+MOST_ASKED: Final = 1 << 14  # results of one call
 ASKED: Final = 4 * BY_NAME["asked"].number + GENERAL
 
 
@@ -129,6 +130,8 @@ def outputs(instruction: Instruction) -> Iterator[tuple[int, int]]:
         yield instruction[1], instruction[2]
     elif code >= CONTROLS:
         if code == ASKED:
+            if instruction[4][2] > MOST_ASKED:  # or a number in a message could keep us here for ever
+                raise ValueError(f"{instruction[4][2]} results are more than one call has")
             yield from ((instruction[1] + place * NEXT_OUTPUT, -1) for place in range(instruction[4][2]))
         elif code % 4 == GENERAL:
             yield from ((instruction[1] + place * NEXT_OUTPUT, spec) for place, spec in enumerate(instruction[2]))

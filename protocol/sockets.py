@@ -109,6 +109,15 @@ def private_folder() -> Path:
     return folder
 
 
+def owner_of(folder: Path) -> tuple[int, int, int] | None:
+    """Whose private folder this is, as its name says: process id, start time, pid namespace; None if it is none."""
+    named = _OWNER.match(folder.name)
+    if named is None:
+        return None
+    pid, started, namespace = map(int, named.groups())
+    return pid, started, namespace
+
+
 def sweep() -> Path:
     """Remove the folders whose owner has ended without removing them; where they lay.
 
@@ -118,9 +127,9 @@ def sweep() -> Path:
     base = runtime_folder()
     here = own_identity().pid_namespace
     for folder in base.glob("p*-*"):
-        named = _OWNER.match(folder.name)
-        if named is not None:
-            pid, started, namespace = map(int, named.groups())
+        owner = owner_of(folder)
+        if owner is not None:
+            pid, started, namespace = owner
             if namespace == here and start_time(pid) != started:
                 remove_folder(folder)
     return base
@@ -223,21 +232,23 @@ class Outlet:
         """
         self._socket = new_socket(zmq.PUSH if events else zmq.DEALER)
         self._send: Callable[[bytes, int], object] = self._socket.send
+        self._tied = False
         try:
             if name is not None:
                 self._socket.setsockopt(zmq.ROUTING_ID, name)
             if endpoint.startswith("tcp://"):
                 from . import tcp
 
+                self._tied = link is not None and link.ties is not None
                 tcp.dial(self._socket, endpoint, link)
                 self._send = self._send_if_connected
             else:
                 self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._socket.close(linger=0)
+            self.close(linger_ms=0)
             raise ValueError(f"{endpoint!r} is not an address, such as ipc:///path: {error}") from None
         except BaseException:
-            self._socket.close(linger=0)
+            self.close(linger_ms=0)
             raise
 
     def _send_if_connected(self, data: bytes, flags: int) -> None:

@@ -35,6 +35,25 @@ class Spec:
         raise TypeError("a Spec is known by identity and cannot be pickled")
 
 
+_DTYPES: Final = {text: np.dtype(text) for text in {np.dtype(char).str for char in "?bhilqBHILQefdgFDG"}}
+_DTYPES["|V1"] = np.dtype("V1")  # of what stands for a random generator: bytes without a meaning
+
+
+def dtype_of(text: str) -> np.dtype[np.generic]:
+    """The dtype that a message names by its `dtype.str`: a number's, in native byte order.
+
+    No other is taken from a message. An array of objects over bytes that came from elsewhere, which NumPy would make,
+    is an array of pointers to anywhere.
+
+    Raises:
+        TypeError: it names none of those.
+    """
+    try:
+        return _DTYPES[text]
+    except (KeyError, TypeError):
+        raise TypeError(f"{str(text)[:50]!r} is not the dtype of an array that can be sent") from None
+
+
 LIMIT: Final = 50_000  # specs kept for sharing; a program that makes ever new shapes starts a new table
 _table: dict[tuple[object, ...], Spec] = {}
 _ids = itertools.count()  # next() is one step: two threads never get the same id

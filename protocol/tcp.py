@@ -30,6 +30,7 @@ HEARTBEAT_MS: Final = 1000  # between two questions whether the other side is th
 SILENT_MS: Final = 4000  # without an answer the connection is over
 HANDSHAKE_MS: Final = 5000  # who connects and has not proved its key by then is cut off
 CONNECT_S: Final = 2.0  # how long a host may take to accept a connection
+CLOSE_S: Final = 2.0  # how long connections may take to be untied at the end
 GREETING_S: Final = 1.5  # and whoever listens there to say the first word
 SIGNATURE: Final = 10  # bytes of a ZeroMQ socket's first words: 0xff, eight more, 0x7f
 LOOPBACK: Final = "127.0.0.1"
@@ -235,6 +236,11 @@ def dial(socket: Socket, address: str, link: Link | None) -> None:
         raise ValueError(f"{endpoint!r} is not an address, such as tcp://10.0.0.5:4000: {error.strerror}") from None
 
 
+def untie(socket: Socket) -> None:
+    """Tell no more of a socket's connection: before it is closed, as whoever hears of it may be gone after that."""
+    socket.disable_monitor()
+
+
 def _beat(socket: Socket, endpoint: str) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
@@ -267,16 +273,18 @@ class Ties:
         os.eventfd_write(self._wakeup, 1)
 
     def close(self) -> None:
+        """End the threads; every socket that was tied has been closed."""
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
-        self._thread.join()
-        os.close(self._wakeup)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            os.close(self._wakeup)
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wakeup, zmq.POLLIN)
-        ties: dict[Any, tuple[Hashable, str, Pair]] = {}
-        while not self._stopping:
+        ties: dict[Any, tuple[Hashable, str, Pair] | None] = {}  # None once it has been told of
+        while ties or self._new or not self._stopping:
             for ready, _ in poller.poll():
                 if ready == self._wakeup:
                     os.eventfd_read(self._wakeup)
@@ -286,13 +294,14 @@ class Ties:
                         poller.register(seen, zmq.POLLIN)
                 elif ready in ties:
                     event, detail = _event(ready)
-                    poller.unregister(ready)
-                    key, endpoint, pair = ties.pop(ready)
-                    ready.close(linger=0)
-                    if event != zmq.EVENT_MONITOR_STOPPED:
-                        self._over(event, detail, key, endpoint, pair)
-        for seen in [*ties, *(each[0] for each in self._new)]:
-            seen.close(linger=0)
+                    if event == zmq.EVENT_MONITOR_STOPPED:
+                        # Not before: with nobody to hear of it, ZeroMQ's thread that tells it would wait for ever.
+                        poller.unregister(ready)
+                        ready.close(linger=0)
+                        del ties[ready]
+                    elif (tie := ties[ready]) is not None:
+                        ties[ready] = None
+                        self._over(event, detail, *tie)
 
     def _over(self, event: int, detail: int, key: Hashable, endpoint: str, pair: Pair) -> None:
         if event & (_REFUSED | _FAILED):
@@ -413,6 +422,7 @@ def ask(address: str, question: bytes, timeout_s: float, pair: Pair | None) -> b
         words = "lets this program in and" if let_in else "is stopped or busy: it"
         raise Unreachable(f"the launcher at {endpoint} {words} did not answer in {timeout_s:g} s")
     finally:
+        untie(socket)
         socket.close(linger=0)
         seen.close(linger=0)
 

@@ -24,6 +24,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from .specs import dtype_of
+
 INLINE: Final = 512  # bytes; a NumPy array up to here is part of the tree, a larger one becomes an operand
 _BARE: Final = frozenset((type(None), bool, float, str))
 _TYPES: Final = frozenset((bool, int, float, complex))
@@ -111,11 +113,11 @@ def decode(tree: Any, operands: Sequence[Any]) -> Any:
     if what == ":":
         return slice(*[decode(each, operands) for each in items])
     if what == "n":
-        return np.frombuffer(items[1], items[0])[0]
+        return np.frombuffer(items[1], dtype_of(items[0]))[0]
     if what == "a":
-        return np.frombuffer(items[2], items[0]).reshape(items[1]).copy()
+        return np.frombuffer(items[2], dtype_of(items[0])).reshape(items[1]).copy()
     if what == "d":
-        return np.dtype(items[0])
+        return dtype_of(items[0])
     if what == "z":
         return complex(*items)
     if what == "i":

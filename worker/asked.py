@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..protocol.messages import NEXT_OUTPUT
-from ..protocol.specs import packed_strides, spec
+from ..protocol.specs import dtype_of, packed_strides, spec
 from .buffers import Store
 from .devices.base import COMPUTE, Device
 
@@ -53,7 +53,8 @@ def keep(device: Device, store: Store, first: int, results: tuple[Any, ...], cou
     specs = []
     for place, array in enumerate(results):
         shape = tuple([int(extent) for extent in array.shape])
-        layout = spec(shape, array.dtype, packed_strides(shape, array.dtype.itemsize, array.strides))
+        dtype = dtype_of(array.dtype.str)  # never one of objects, which shared memory cannot hold
+        layout = spec(shape, dtype, packed_strides(shape, dtype.itemsize, array.strides))
         target = store.create(first + place * NEXT_OUTPUT, layout)
         device.launch(COMPUTE, device.xp.copyto, target, array)
         specs.append((shape, layout.dtype_str, layout.strides))

@@ -17,7 +17,7 @@ import numpy as np
 from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.messages import Ref
 from ..protocol.shortage import Shortage
-from ..protocol.specs import Spec
+from ..protocol.specs import Spec, dtype_of
 from ..protocol.specs import spec as spec_of
 from .devices.base import COMPUTE, Device
 
@@ -367,11 +367,11 @@ class Store:
         root = self.arrays[buffer]  # raises Unavailable
         memory = self._memory.get(buffer)
         if memory is not None:
-            array = self.device.view(memory.block, shape, np.dtype(dtype), offset, strides)
+            array = self.device.view(memory.block, shape, dtype_of(dtype), offset, strides)
         else:
             # A small or borrowed host array: the elements fill its memory without a gap, whatever the axes' order.
             flat = root.ravel(order="K").view(np.uint8) if root.size else np.empty(1, np.uint8)
-            array = np.ndarray(shape, np.dtype(dtype), buffer=flat, offset=offset, strides=strides)
+            array = np.ndarray(shape, dtype_of(dtype), buffer=flat, offset=offset, strides=strides)
             if not root.flags.writeable:
                 array.flags.writeable = False
         self.arrays[ref] = array

@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from ..protocol.accesses import ASKED, accesses, issue_number, operation_name, outputs, spoiled
 from ..protocol.errors import Cancelled, DeviceLost, OutOfDeviceMemory
 from ..protocol.identity import Identity
@@ -48,7 +46,7 @@ from ..protocol.messages import (
 from ..protocol.operations import BY_NUMBER, OPERATIONS, Operation
 from ..protocol.recordings import Template
 from ..protocol.shortage import Shortage, tell
-from ..protocol.specs import Spec
+from ..protocol.specs import Spec, dtype_of
 from ..protocol.specs import spec as spec_of
 from .asked import keep, results
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
@@ -587,7 +585,7 @@ class Executor:
         for id, shape, dtype, strides in specs:
             if id < 0:
                 continue  # FORGET_SPECS
-            spec = spec_of(shape, np.dtype(dtype), strides)
+            spec = spec_of(shape, dtype_of(dtype), strides)
             self._specs[id] = None if self._is_plain(spec) else spec
             self._layouts[id] = spec
 
@@ -609,6 +607,8 @@ class Executor:
 
         def free(n: int, instruction: Instruction) -> None:
             self._short = None
+            if not self.device.inline:
+                _named(instruction)
             for buffer in instruction[1:]:
                 store.drop(buffer)
 
@@ -759,7 +759,8 @@ class Executor:
             return run(*values, target) if operation.plain else run(target, values, static)
 
         def launch(n: int, instruction: Instruction, *arguments: Any) -> None:
-            self.device.launch(COMPUTE, self._body, n, instruction, call, self._run_in_hand, *arguments)
+            named = _named(instruction)  # here: what raises in the queue is the end of the device, for everybody
+            self.device.launch(COMPUTE, self._body, n, instruction, named, call, self._run_in_hand, *arguments)
 
         def simple(n: int, instruction: Instruction) -> None:
             code, out, spec, *refs = instruction
@@ -783,6 +784,7 @@ class Executor:
         self,
         n: int,
         instruction: Instruction,
+        named: tuple[tuple[int, ...], tuple[int, ...]],
         call: Callable[..., Any],
         run: Run | None,
         target: Any,
@@ -792,7 +794,7 @@ class Executor:
         """What runs in the queue: the kernel, unless an operand has failed. Failures are values, here too."""
         start = time.monotonic_ns()
         failures = self._store.failures
-        reads, writes = accesses(instruction)
+        reads, writes = named
         failed = next((failures[b] for b in reads if b in failures), None) if failures else None
         try:
             if self._drops(n, run):
@@ -844,6 +846,19 @@ def _results(instruction: Instruction, target: Any, values: tuple[Any, ...]) -> 
     if target is None:
         return [values[place] for place in BY_NUMBER[instruction[0] // 4].writes]
     return list(target) if type(target) is tuple else [target]
+
+
+def _named(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The buffers that it reads and writes, which have numbers.
+
+    Raises:
+        TypeError: something else stands where a buffer's number should.
+    """
+    reads, writes = accesses(instruction)
+    for buffer in (*reads, *writes):
+        if type(buffer) is not int:
+            raise TypeError(f"{str(buffer)[:50]!r} is no buffer's number")
+    return reads, writes
 
 
 def _behind(executed: int, n: int, instructions: tuple[Instruction, ...]) -> tuple[int, tuple[Instruction, ...]]:

@@ -15,7 +15,7 @@ import numpy as np
 from ..protocol.functions import DRAWS
 from ..protocol.functions import function as named_function
 from ..protocol.operations import Operation
-from ..protocol.specs import Spec
+from ..protocol.specs import Spec, dtype_of
 from ..protocol.trees import decode, leaves
 
 Kernel = Callable[..., Any]
@@ -71,7 +71,7 @@ def conform(result: Any, spec: Spec) -> Any:
 
 def decode_operand(ref: Any) -> Any:
     """The scalar that a 1- or 2-tuple stands for."""
-    return ref[0] if len(ref) == 1 else np.frombuffer(ref[1], ref[0])[0]
+    return ref[0] if len(ref) == 1 else np.frombuffer(ref[1], dtype_of(ref[0]))[0]
 
 
 def _module_of(array: Any) -> Any:
@@ -211,7 +211,7 @@ def _key(xp: Any, items: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...
         elif item[0] == "s":
             key.append(slice(*item[1:]))
         else:
-            key.append(xp.asarray(np.frombuffer(item[3], item[1]).reshape(item[2])))
+            key.append(xp.asarray(np.frombuffer(item[3], dtype_of(item[1])).reshape(item[2])))
     return tuple(key)
 
 

@@ -36,6 +36,7 @@ from .monitor import Monitor
 if TYPE_CHECKING:
     from ..protocol.tcp import Link
 
+MOST_SESSIONS: Final = 200  # at a time; each takes sockets and descriptors
 OWED_S: Final = 0.002  # how long a lender may wait to be told that a loan is over, when there is nothing else to do
 LOANS_S: Final = 0.5  # how long an instruction that lacks memory waits for what was lent to come back
 
@@ -400,6 +401,8 @@ class Worker:
         kinds = type(hello.options.get("window", 1)), type(hello.options.get("memory") or 1)
         if len(hello.session) != 16 or not 0 <= hello.lane < m.LANES or kinds != (int, int):
             return f"what the program told the worker of {here} about itself makes no sense"
+        if len(self._sessions) >= MOST_SESSIONS:
+            return f"the worker of {here} serves {MOST_SESSIONS} sessions already"
         if hello.session in self._names or sender in self._sessions:
             return f"the worker of {here} serves a session of that number already"
         if files.free() < files.WORKER:  # without one, ZeroMQ would end the worker, and with it the other sessions
@@ -483,13 +486,13 @@ class Worker:
 
     def _ticket(self, _: bytes, ticket: m.Ticket) -> None:
         session = self._of(ticket.session)
-        if session is not None:
+        if session is not None and ticket.source >= 0:
             session.executor.ticket(ticket)
             self._come_to_rest(session)  # what it lets go on may be waited for, and other sessions' work never ends
 
     def _taken(self, _: bytes, taken: m.Taken) -> None:
         session = self._of(taken.session)
-        if session is not None:
+        if session is not None and taken.source >= 0:  # what the frontend was lent, it alone returns
             session.executor.returned(taken.tickets, taken.source)
 
     def _lost(self, sender: bytes, lost: m.Lost) -> None:

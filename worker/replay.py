@@ -21,7 +21,7 @@ from ..protocol.errors import OutOfDeviceMemory
 from ..protocol.messages import CONTROLS, GENERAL, SCALAR_LEFT, SCALAR_RIGHT, Control, Instruction
 from ..protocol.operations import BY_NUMBER, Operation
 from ..protocol.recordings import Binding, Template, bind, bound, made, outputs_of, refs_of, slot_of
-from ..protocol.specs import Spec
+from ..protocol.specs import Spec, dtype_of
 from ..protocol.specs import spec as spec_of
 from .buffers import Store
 from .devices.base import Device
@@ -41,7 +41,7 @@ class Program:
         self.template = template
         self.specs: dict[int, Spec] = {}
         for id, shape, dtype, strides in template.specs:
-            self.specs[id] = spec_of(tuple(shape), np.dtype(dtype), tuple(strides))
+            self.specs[id] = spec_of(tuple(shape), dtype_of(dtype), tuple(strides))
         self.count = len(template.instructions)
         reads: set[int] = set()
         writes: set[int] = set()
@@ -248,7 +248,7 @@ class FastProgram:
             if found is None:
                 found = self._places[ref] = len(self._values)
                 self._values.append(None)
-                slot, view = (ref, None) if kind is int else (ref[0], (*ref[1:4], np.dtype(ref[4])))
+                slot, view = (ref, None) if kind is int else (ref[0], (*ref[1:4], dtype_of(ref[4])))
                 self._of_slot.setdefault(slot, []).append((found, view))
                 if slot in self._planned:
                     self._values[found] = self._planned_array(slot, view)

@@ -257,6 +257,22 @@ def test_the_end_of_a_session_does_not_wait_for_a_stopped_worker(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
+def test_a_worker_that_is_killed_fails_the_save_and_the_old_file_stays(tmp_path: Path) -> None:
+    with il.connect("cpu:0,cpu:1") as session:
+        x, y = il.ones(BIG, device="cpu:1"), il.ones(BIG)
+        il.save(tmp_path / "a", {"x": x, "y": y}).wait(HANG_S)
+        os.kill(session.pids["cpu:1"], signal.SIGSTOP)
+        x += 1
+        saved = il.save(tmp_path / "a", {"x": x, "y": y})
+        os.kill(session.pids["cpu:1"], signal.SIGKILL)
+        with pytest.raises(il.WorkerLost, match="cpu:1") as raised:
+            saved.wait(HANG_S)
+        assert "as 'x' was saved to" in raised.value.__notes__[-1]
+        assert (load_file(tmp_path / "a")["x"] == 1).all()
+        il.save(tmp_path / "a", {"y": y}).wait(HANG_S)
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_the_end_of_the_program_waits_for_saves_and_without_the_package_only_loading_fails(tmp_path: Path) -> None:
     script = """
 import sys

@@ -17,6 +17,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -209,6 +210,8 @@ PRINTS = """
         return shouting if operation.name == "negative" else run
     kernels.kernel = kernel
     os.environ["DEVICE"] = sys.orig_argv[sys.orig_argv.index("--device") + 1]
+"""
+AT_THE_START = """
     print("s" * 1_000_000, flush=True)
     print("s" * 1_000_000, file=sys.stderr, flush=True)
 """
@@ -233,7 +236,7 @@ with il.connect({device!r}) as session:
         print("the last words of {device}" in str(error), "oooo" in str(error) or "eeee" in str(error))
         print(len(str(error)) < 8000)
 """
-    done = run_python(script, env={**customize(tmp_path, PRINTS), "TIMES": "1"})
+    done = run_python(script, env={**customize(tmp_path, PRINTS + AT_THE_START), "TIMES": "1"})
     assert done.out.splitlines() == ["[-1.0, -1.0, -1.0]", "2 10000 10000", "True True", "True"], done.err
 
 
@@ -487,3 +490,66 @@ def test_fl52_what_is_issued_to_a_worker_that_has_left_is_an_error_and_not_silen
             with pytest.raises(il.WorkerLost):
                 lost()
         assert read(x).tolist() == [1, 1, 1]
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+FULL_DISK = """
+import errno, os, signal, subprocess, sys
+import interlock as il
+full = os.environ["XDG_RUNTIME_DIR"]
+filling = os.open(full + "/fill", os.O_WRONLY | os.O_CREAT)
+try:
+    while True:
+        os.write(filling, bytes(4096))
+except OSError:
+    pass
+os.environ["TIMES"] = "1"
+os.environ["AT_THE_START"] = "1"
+try:
+    il.connect("cpu:0")
+except il.InterlockError as error:
+    print(str(error).endswith("the log could not be written, as the disk is full"))
+del os.environ["AT_THE_START"]
+with il.connect("cpu:0,cpu:1") as session:
+    x = il.ones(100_000, device="cpu:0")
+    with il.trace() as traced:
+        y = (x + 1).to("cpu:1")
+        print(float(y.sum()))
+    for write in (traced.write_timeline, traced.write_graph):
+        try:
+            write(full + "/drawn")
+        except OSError as error:
+            print(error.errno == errno.ENOSPC, error.filename == full + "/drawn", os.path.exists(full + "/drawn"))
+    traced.write_timeline("/dev/shm/drawn")
+    print(os.path.getsize("/dev/shm/drawn") > 1000)
+    try:
+        print(-x[:3])  # it prints, and its log cannot be written
+    except OSError as error:
+        print("the operation's own", error.errno in (None, errno.ENOSPC))
+    print((x[:3] * 3).tolist())
+up = [sys.executable, "-P", "-m", "interlock.deploy", "up", "--devices", "cpu:0", "--detach"]
+done = subprocess.run([*up, "--address-file", full + "/address"], capture_output=True, text=True)
+print(done.returncode, "No space left on device" in done.stdout + done.stderr)
+print(sorted(os.listdir(full)), os.listdir(full + "/interlock"))
+"""
+
+
+def test_a_full_disk_is_an_error_where_something_is_written_and_no_trouble_besides(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare command here")
+    mount = (
+        "mount -t tmpfs -o size=256k,mode=700 tmpfs $XDG_RUNTIME_DIR && mount -t tmpfs -o size=8m tmpfs /dev/shm && "
+        'echo mounted && exec "$0" -c "$1"'
+    )
+    names = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    with tempfile.TemporaryDirectory(prefix="il-", dir="/tmp") as folder:  # short: it holds sockets
+        at_the_start = "    if 'AT_THE_START' in os.environ: print('s' * 10_000, flush=True)\n"
+        env = {**customize(tmp_path, PRINTS + at_the_start), "XDG_RUNTIME_DIR": folder, "TIMES": "1"}
+        done = run([*names, mount, sys.executable, FULL_DISK], env=env)
+    if not done.out.startswith("mounted"):
+        pytest.skip(f"a file system cannot be mounted here: {done.err}")
+    assert done.out.splitlines()[1:] == [
+        "True", "200000.0", "True True False", "True True False", "True", "the operation's own True", "[3.0, 3.0, 3.0]",
+        "1 True", "['fill', 'interlock'] []",
+    ], done.err  # fmt: skip

@@ -321,7 +321,7 @@ def test_all_gpus_of_a_machine_without_any_is_a_clear_error(runtime: Path) -> No
     assert re.match(r"interlock: cuda:all: no GPU can be used here: \w+", done.err)
 
 
-@pytest.mark.parametrize("command", ["up", "status", "down", "worker", "info"])
+@pytest.mark.parametrize("command", ["up", "status", "down", "worker", "info", "keys"])
 def test_the_help_of_every_command_has_examples_and_exit_codes(command: str) -> None:
     done = interlock(command, "--help")
     assert done.code == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,18 @@ import interlock as il
 def session(request: pytest.FixtureRequest) -> Iterator[il.Session]:
     with il.connect(devices=request.param, window=64, memory=64 << 20) as session:
         yield session
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """The worker stands still for a while, so that the other meets what it waits for before it is there."""
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def waits(path: Path) -> list[dict[str, Any]]:
@@ -37,7 +53,7 @@ def test_a_trace_says_what_was_waited_for_and_where(session: il.Session, tmp_pat
     run = il.capture(step) if captured else step
     x = il.ones((500, 500), device=here)
     run(x).numpy()
-    with il.trace(tmp_path / "t.json"):
+    with il.trace(tmp_path / "t.json"), held(session.pids[str(here)]):
         float(run(x))
     found = waits(tmp_path / "t.json")
     read = next(each for each in found if each["name"] == "waiting: read")
@@ -63,9 +79,13 @@ def test_a_trace_says_that_the_window_was_full(session: il.Session, tmp_path: Pa
 
 
 def test_a_trace_says_that_the_memory_for_uploads_was_full(tmp_path: Path) -> None:
+    host = np.ones(1 << 20)
     with il.connect("cpu:0", memory=64 << 20), il.trace(tmp_path / "t.json"):
         for _ in range(2):
-            kept = [il.asarray(np.ones(1 << 20)) for _ in range(7)]  # which the worker reads in place
+            kept = [il.asarray(host) for _ in range(7)]  # which the worker reads in place
+            x = il.ones((700, 700))
+            for _ in range(10):  # the worker comes to the end of these arrays behind this
+                x @ x
             del kept
     upload = next(each for each in waits(tmp_path / "t.json") if each["name"] == "waiting: upload")
     assert upload["reason"] == "the memory for float64 (1048576,) that workers still read"
@@ -75,7 +95,7 @@ def test_a_trace_says_that_the_memory_for_uploads_was_full(tmp_path: Path) -> No
 def test_many_that_wait_behind_one_ticket_take_few_tracks(session: il.Session, tmp_path: Path) -> None:
     here, there = session.devices
     x = il.ones((700, 700), device=here)
-    with il.trace(tmp_path / "t.json"):
+    with il.trace(tmp_path / "t.json"), held(session.pids[str(here)]):
         y = (x @ x @ x).to(there)
         rows = [y[i] + 1 for i in range(40)]
         float(rows[-1][0])

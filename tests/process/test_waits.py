@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import interlock as il
+
+from .programs import Program, interlock
 
 HANG_S = 60.0
 
@@ -166,3 +172,73 @@ def test_a_wait_that_goes_on_is_not_warned_of(capfd: pytest.CaptureFixture[str])
             big = big @ big / 700
         big.numpy()
     assert capfd.readouterr().err == ""
+
+
+BLOCKED = """
+import os, signal, sys
+import interlock as il
+session = il.connect("cpu:0,cpu:1")
+x = il.ones(3, device="cpu:0")
+x.numpy()
+os.kill(session.pids["cpu:0"], signal.SIGSTOP)
+y = (x * 2).to("cpu:1") + 1
+if os.fork() == 0:  # it has the sessions' handles, and answers for none of them
+    print("child", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+print("blocked", flush=True)
+print(y.numpy().tolist(), flush=True)
+session.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_another_program_is_told_what_a_blocked_one_waits_for(runtime: Path) -> None:
+    assert interlock("explain").code == 3
+    with Program([sys.executable, "-c", BLOCKED]) as program:
+        program.line("blocked")
+
+        def answer() -> dict[str, Any]:
+            ran = interlock("explain", "--pid", str(program.pid), "--json")
+            assert ran.code == 0, ran.err
+            (session,) = json.loads(ran.out)["sessions"]
+            assert session["pid"] == program.pid
+            return session["answer"]  # type: ignore[no-any-return]
+
+        until(lambda: bool(answer()["waits"]))
+        told = answer()
+        (wait,) = told["waits"]
+        assert (wait["what"], wait["device"]) == ("a read", "cpu:1")
+        assert [link["device"] for link in wait["chain"]][:2] == ["cpu:1", "cpu:1"]
+        assert wait["chain"][-1]["device"] == "cpu:0"
+        states = {worker["device"]: worker["state"] for worker in told["workers"]}
+        assert states == {"cpu:0": "stopped", "cpu:1": "alive"}
+        said = interlock("explain")
+        assert said.code == 0
+        assert f"program {program.pid}" in said.out
+        assert "a read on cpu:1" in said.out
+        assert interlock("explain", "--pid", str(os.getpid())).code == 3
+        (stopped,) = [worker["pid"] for worker in told["workers"] if worker["device"] == "cpu:0"]
+        os.kill(stopped, signal.SIGCONT)
+        assert program.line("[") == "[3.0, 3.0, 3.0]"
+        program.line("closed")
+        assert interlock("explain").code == 3
+        program.tell()
+
+
+def test_a_program_that_cannot_answer_is_said_so(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from interlock.deploy import explaining
+
+    monkeypatch.setattr(explaining, "ANSWER_S", 0.3)
+    script = "import interlock as il, sys; s = il.connect('cpu:0'); print('up', flush=True); sys.stdin.readline()"
+    with Program([sys.executable, "-c", script]) as program:
+        program.line("up")
+        program.signal(signal.SIGSTOP)
+        try:
+            (asked,) = explaining.ask_programs(program.pid)
+            assert asked.answer is None
+            assert "does not answer" in explaining.show(asked)
+        finally:
+            program.signal(signal.SIGCONT)
+        program.tell()

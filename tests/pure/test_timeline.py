@@ -22,8 +22,8 @@ from interlock.coordinator.timeline import (
     chrome_trace,
     overlap,
     write_trace,
-    write_whole,
 )
+from interlock.protocol.whole import write_whole
 
 DEVICES = ["cpu:0", "cpu:1", "cuda:0"]
 Records = tuple[list[Issued], list[Ran], list[Moved], list[Blocked]]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import itertools
 import os
 import signal
 import sys
@@ -127,6 +128,7 @@ class Fact(NamedTuple):
     devices: frozenset[int]
     args: tuple[int, ...]  # buffers
     written: tuple[int, ...]
+    spared: tuple[int, ...]  # of these, those that stay as they were if the step fails
     made: dict[int, int]  # by variable, its buffer
     whole: bool  # the first argument is overwritten, whatever it was
 
@@ -142,7 +144,8 @@ def fact_of(model: Model, step: Step) -> Fact | None:
         return None
     made = {v: model.buffer[v] for v in step.out if v in model.buffer}
     devices |= {model.device[v] for v in made}
-    return Fact(line, frozenset(devices), args, tuple(args[place] for place in kind.writes), made, whole)
+    written, spared = (tuple(args[place] for place in places) for places in (kind.writes, kind.spares))
+    return Fact(line, frozenset(devices), args, written, spared, made, whole)
 
 
 def facts_of(steps: list[Step]) -> tuple[list[Fact], dict[int, Expected]]:
@@ -222,6 +225,8 @@ class ChaosPlayer(Player):
                 self._unknown.add(buffer)
             elif alone and buffer not in reads:
                 self._unknown.discard(buffer)
+        if self.killed & ancestors or self.interrupted or self.setting.may_run_out:
+            self._unknown.update(fact.spared)  # where what is shuffled was lost, the generator has not moved
 
     def skip(self, fact: Fact) -> None:
         """The step was not issued, or nobody knows whether it was."""
@@ -369,16 +374,18 @@ class Hands:
     def before(self, step: int) -> None:
         """Do what comes before this step."""
         for fault in self.faults:
-            if fault.at != step:
-                continue
-            self.counts[f"{fault.what}s"] += 1
-            if fault.what == "kill":
-                self._later(fault.delay_s, lambda fault=fault: self._send(fault.device, signal.SIGKILL))
-            elif fault.what == "stop":
-                self._send(fault.device, signal.SIGSTOP)
-                self._later(fault.delay_s, lambda fault=fault: self._send(fault.device, signal.SIGCONT))
-            else:
-                self._later(fault.delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
+            if fault.at == step:
+                self.do(fault)
+
+    def do(self, fault: Fault) -> None:
+        self.counts[f"{fault.what}s"] += 1
+        if fault.what == "kill":
+            self._later(fault.delay_s, lambda: self._send(fault.device, signal.SIGKILL))
+        elif fault.what == "stop":
+            self._send(fault.device, signal.SIGSTOP)
+            self._later(fault.delay_s, lambda: self._send(fault.device, signal.SIGCONT))
+        else:
+            self._later(fault.delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         if delay_s:
@@ -439,24 +446,20 @@ def _play_captured(session: il.Session, setting: Setting, round_: Round, hands: 
     step = il.capture(captured.function_of(inside, tuple(session.devices), returned))
     players = [ChaosPlayer(session, setting, round_.killed, counts) for _ in split.parts]
     models = [Model() for _ in split.parts]
-    place, places = 0, sum(len(part) for parts in split.parts for part in parts) + 1
-    due = sorted((fault.at * places // (len(round_.steps) + 1), index) for index, fault in enumerate(round_.faults))
+    turns = sum(len(parts[0]) + 1 + len(parts[2]) for parts in split.parts)
+    due = sorted((fault.at * turns // (len(round_.steps) + 1), fault) for fault in round_.faults)
+    turns_done = itertools.count()
 
     def turn() -> None:
-        nonlocal place
-        while due and due[0][0] <= place:
-            _, index = due.pop(0)
-            hands.before(round_.faults[index].at)
-        place += 1
+        now = next(turns_done)
+        while due and due[0][0] <= now:
+            hands.do(due.pop(0)[1])
 
-    hands.faults = tuple(fault._replace(at=-1 - index) for index, fault in enumerate(round_.faults))
-    due = [(when, index) for when, index in due]
-    round_ = Round(round_.number, round_.steps, True, hands.faults, round_.close_with)
     try:
-        for which, part in ((0, 0), (1, 0), (2, 0)):
-            for line in split.parts[which][part]:
+        for chaos, model, parts in zip(players, models, split.parts, strict=True):
+            for line in parts[0]:
                 turn()
-                _act(players[which], models[which], line)
+                _act(chaos, model, line)
         for chaos, model, parts in zip(players, models, split.parts, strict=True):
             turn()
             facts = [fact for line in parts[1] if (fact := fact_of(model, line.step)) is not None]
@@ -535,7 +538,7 @@ def open_session(setting: Setting) -> il.Session:
         setting.devices, gate=setting.gate, options=dict(setting.options), window=setting.window, memory=setting.memory
     )
     if setting.memory:  # the workers are to run out of it, not the uploads, which say so when they are issued
-        session._arena.limit_bytes = 1 << 30  # type: ignore[misc]
+        session._arena.limit_bytes = 1 << 30
     return session
 
 
@@ -614,7 +617,7 @@ def run(
             setting, late = setting_of(seed, series)
             if late:
                 late_worker = str(Path(__file__).with_name("late_worker.py"))
-                workers.PROGRAM = (late_worker, str(seed + series))  # type: ignore[misc]
+                workers.PROGRAM = (late_worker, str(seed + series))
             try:
                 session = open_session(setting)
                 try:
@@ -646,7 +649,7 @@ def run(
                     f" (the whole series: --first {series * SERIES} --rounds {SERIES})"
                 ) from wrong
             finally:
-                workers.PROGRAM = sound  # type: ignore[misc]
+                workers.PROGRAM = sound
     return counts
 
 
