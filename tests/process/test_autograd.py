@@ -371,6 +371,37 @@ def test_closed_over_arrays_are_constants(session: il.Session) -> None:
     np.testing.assert_allclose(np.asarray(found), 2 * random(4, 3).sum(axis=0))
 
 
+def _softmax(xp: Any, x: Any, w: Any) -> Any:
+    scores = xp.maximum(x @ w[:-1] + w[-1], 0)
+    scores = scores - xp.max(scores, axis=1, keepdims=True)
+    return xp.mean(xp.log(xp.sum(xp.exp(scores), axis=1)) - scores[:, 0])
+
+
+def _statistics(xp: Any, x: Any, w: Any) -> Any:
+    return xp.sum(xp.std(x, axis=0) * xp.var(x @ w[1:], axis=0, ddof=1)[0]) + xp.prod(xp.mean(x, axis=1))
+
+
+def _picked(xp: Any, x: Any, w: Any) -> Any:
+    return xp.sum(xp.where(x > 0.5, x**3, xp.sin(x))) + xp.sum(xp.clip(w, 0.1, 0.8) ** 2) + xp.min(x) * xp.max(w)
+
+
+def _recurrent(xp: Any, x: Any, w: Any) -> Any:
+    state = w[0]
+    for row in range(x.shape[0]):
+        state = xp.tanh(state * xp.sum(x[row]) + w[2])
+    return xp.sum(xp.concatenate([state, state * 2]) ** 2)
+
+
+@pytest.mark.parametrize("function", [_softmax, _statistics, _picked, _recurrent])
+def test_as_another_library_gives_them(session: il.Session, function: Function) -> None:
+    other = pytest.importorskip("autograd")
+    x, w = random(6, 3, low=-1, high=1.5), random(4, 3, low=0.05, high=1, seed=5)
+    ours = il.grad(lambda x, w: function(il, x, w), (0, 1))(il.asarray(x), il.asarray(w))
+    theirs = other.grad(lambda x, w: function(other.numpy, x, w), (0, 1))(x, w)
+    for found, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-10, atol=1e-12)
+
+
 def test_every_rule_is_tested_here() -> None:
     tested = {*UNARY, *BINARY, *REDUCTIONS, "cumsum", "cumprod", "matmul", "where", "clip", "tril", "triu"}
     tested |= {"concatenate", "stack", "astype", "copy", "assign", "full", "ldexp"}
