@@ -23,7 +23,7 @@ from .sites import Site
 if TYPE_CHECKING:
     from .session import Session
 
-GRACE_S: Final = 0.25  # what starts within this time after an interrupt is not dropped; a second one cuts it short
+GRACE_S: Final = 0.25  # what starts within this time after an interrupt is not dropped
 KEPT: Final = 64  # interrupts whose line is remembered
 
 
@@ -32,7 +32,6 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._known: deque[tuple[tuple[int, ...], Site | None]] = deque(maxlen=KEPT)
-        self._grace_ends = 0.0
 
     def drop(self, session: Session, site: Site | None) -> None:
         """Drop what was issued on all of the session's workers and has not started by the end of the grace.
@@ -43,17 +42,14 @@ class Interrupts:
         """
         with session.lock:
             session.flush()
-            now = time.monotonic()
-            again = now < self._grace_ends
-            grace = 0.0 if again else GRACE_S
-            self._grace_ends = now + grace
+            ends = int((time.monotonic() + GRACE_S) * 1e9)
             for lane in session.lanes:
                 through = lane.first - 1
                 if lane.lost is None and lane.through() < through:
                     page = session.progress
-                    page[cell(page, CANCEL_AT, lane.index)] = int((now + grace) * 1e9)
+                    page[cell(page, CANCEL_AT, lane.index)] = ends
                     page[cell(page, CANCEL, lane.index)] = through
-                    lane.send(m.Cancel(through, int(grace * 1000)))
+                    lane.send(m.Cancel(through, int(GRACE_S * 1000)))
             self._known.append((tuple([lane.first - 1 for lane in session.lanes]), site))
 
     def site(self, lane: int, n: int) -> Site | None:

@@ -6,6 +6,7 @@ but for the buffers that they read and write, under gate="coordinator".
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from ..protocol.sockets import Outlet
 from ..protocol.specs import Spec
 from . import failures, workers
 from .events import Pending
+from .interrupts import uninterrupted
 from .sites import Site
 from .tracebacks import let_go
 
@@ -36,6 +38,7 @@ PAST: Final = 4  # completed batches that are remembered, to tell what an instru
 MOST_FREED: Final = 1 << 20  # buffers that one instruction drops
 KNOWN: Final = 50_000  # specs that a worker is made to remember
 BIG: Final = 32 * 1024  # bytes; results from here on count for when a batch leaves, and for the window
+_POP: Final = deque.popleft
 _BATCH_TAG: Final = m.TAGS[m.Batch]
 
 
@@ -93,6 +96,7 @@ class Lane:
         # Buffers whose last handle went, and, negative, recordings; filled by finalisers, from any thread.
         self.dropped: deque[int] = deque()
         self.loans_over: deque[int] = deque()  # of reads, to be given back; filled by finalisers as well
+        self._freeing: list[int] = []  # taken from there, and not issued yet
         self.recordings: dict[int, Part] = {}  # that the worker knows
         self.completed = 0  # as far as events have told
         self.looked = 0  # as far as failures have been raised, under sync="op"
@@ -146,7 +150,9 @@ class Lane:
         # Its line is that of the last instruction before it: where a handle went, nobody noted.
         site = self.sites[-1] if self.sites else self._last_site
         # More than that wait for the next batch, so that no message grows with how much is dropped at once.
-        buffers = [dropped.popleft() for _ in range(min(len(dropped), MOST_FREED))]
+        # They go from one list to the other in C code, where no Ctrl-C comes, and stay there until they are issued.
+        self._freeing += map(_POP, itertools.repeat(dropped, min(len(dropped), MOST_FREED)))
+        buffers = self._freeing
         if self.session.tape is not None:
             buffers = self.session.tape.dropped(buffers)
         for trail in self.session.trails:
@@ -154,13 +160,16 @@ class Lane:
         if self.owners and not self.owners.keys().isdisjoint(buffers):
             for buffer in buffers:
                 self.owners.pop(buffer, None)
-        for recording in [-each for each in buffers if each < 0]:
-            if self.recordings.pop(recording, None) is not None:
-                list.append(self.batch, (Control.FORGET, recording))
-                list.append(self.sites, site)
-        # Not by the batch's own append, which a recording may divert.
-        list.append(self.batch, (Control.FREE, *[each for each in buffers if each > 0]))
-        list.append(self.sites, site)
+        forgotten = [-each for each in buffers if each < 0 and -each in self.recordings]
+        issued: list[Instruction] = [(Control.FORGET, each) for each in forgotten]
+        issued.append((Control.FREE, *[each for each in buffers if each > 0]))
+        sites = [site] * len(issued)
+        # No calls: Ctrl-C comes before all of it or after. Nor the batch's own append, which a recording may divert.
+        self.batch += issued
+        self.sites += sites
+        self._freeing = []
+        for recording in forgotten:
+            self.recordings.pop(recording, None)
 
     def _note_owners(self, batch: list[Instruction]) -> None:
         """Remember the lines of the large results in the batch for as long as they live."""
@@ -185,17 +194,19 @@ class Lane:
         let_go()
         if self.dropped:
             self.free()
-        batch = self.batch
         if recording not in self.recordings:
-            batch.append((Control.DEFINE, recording, *part.template))
-            self.sites.append(part.sites[0] if part.sites else None)
+            site = part.sites[0] if part.sites else None
+            # No calls, here and below: Ctrl-C comes before all of it or after.
+            self.batch += ((Control.DEFINE, recording, *part.template),)
+            self.sites += (site,)
             self.recordings[recording] = part
-        if self._last_run != base and not any(each[0] == Control.RUN and each[2] == base for each in batch):
-            self._runs += 1
-            batch.append((Control.RUN, recording, base, bindings, numbers, len(part.sites)))
-            self._last_run = base
-            self.sites.extend(part.sites)  # a run has the numbers of all its instructions
+        if self._last_run != base and not any(each[0] == Control.RUN and each[2] == base for each in self.batch):
+            run = (Control.RUN, recording, base, bindings, numbers, len(part.sites))
+            self.batch += (run,)
+            self.sites += part.sites  # a run has the numbers of all its instructions
             self.heavy += part.weight
+            self._runs += 1
+            self._last_run = base
             for number, site in part.large:
                 self.owners[base + number] = site
         # A worker that has a run in hand gets some together: a message costs both sides as much as a small step.
@@ -379,10 +390,11 @@ class GatedLane(Lane):
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
         limit = min(FIRST_LOOK, self.session.longest)
-        self.first, self.heavy, self.limit, self.large = first + len(batch), 0, limit, []
-        self.batch, self.sites = self._lists()
-        self.scan(first, batch)
-        self.forward_ready()
+        with uninterrupted():
+            self.first, self.heavy, self.limit, self.large = first + len(batch), 0, limit, []
+            self.batch, self.sites = self._lists()
+            self.scan(first, batch)
+            self.forward_ready()
 
     def scan(self, first: int, batch: list[Instruction]) -> None:
         """Put instructions before the gate, in the order of issue."""

@@ -114,7 +114,12 @@ class Tape:
     def _look_for_dropped(self) -> None:
         # The lists stay where they are, as finalisers add to them at any moment.
         for lane in self.session.lanes:
-            lane.dropped.extend(self.dropped([lane.dropped.popleft() for _ in range(len(lane.dropped))]))
+            for _ in range(len(lane.dropped)):  # each is in the list or noted at any moment: Ctrl-C loses none
+                if lane.dropped[0] in self.made:
+                    self.gone.add(lane.dropped[0])
+                    lane.dropped.popleft()
+                else:
+                    lane.dropped.rotate(-1)
 
     def lists(self, lane: Lane) -> tuple[list[Any], list[Any]]:
         """New empty ones for a lane that has just sent its batch."""

@@ -794,6 +794,11 @@ class Session:
     def _look_at_wait(self, pending: Pending) -> None:
         from .waiting import look_at_wait
 
+        if self._gated:  # Ctrl-C may have come between a report's arrival and its being noted, and there may be no next
+            with self.lock:
+                for lane in self.lanes:
+                    if lane.lost is None:
+                        self._completed(lane.index, lane.through())
         look_at_wait(self, pending)
 
     def _why(self) -> str:
@@ -920,13 +925,14 @@ class Session:
 
     def _completed(self, index: int, through: int) -> None:
         lane = self.lanes[index]
-        if through >= lane.first:
+        if through >= lane.first + len(lane.sites):  # of these Ctrl-C may have come just behind the sending
             raise ProtocolError(f"instruction {through} of {lane.first - 1} has finished")
         lane.note_completed(through)
         self._give_credit(lane)
         if self._gated:
-            self.hazards.completed(index, through)
-            self._send_released(self.gate.completed(index, through))
+            with uninterrupted():
+                self.hazards.completed(index, through)
+                self._send_out(self.gate.completed(index, through))
 
     def _give_credit(self, lane: Lane) -> None:
         if lane.lost is not None or lane.in_window(ROOM):
@@ -938,6 +944,10 @@ class Session:
 
     def _send_released(self, released: list[tuple[int, int]]) -> None:
         """Let the instructions go for which the gate has opened; a lane that is lost or closed holds none any more."""
+        with uninterrupted():
+            self._send_out(released)
+
+    def _send_out(self, released: list[tuple[int, int]]) -> None:
         lanes = [lane for index, _ in released if (lane := self.lanes[index]).lost is None]
         for lane in lanes:
             assert isinstance(lane, GatedLane)
