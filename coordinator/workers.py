@@ -320,10 +320,10 @@ def _all_ready(processes: Sequence[Process], deadline: float, timeout_s: float) 
     while waiting:
         said = poll.poll(max(deadline - time.monotonic(), 0.0) * 1000)
         if not said:
-            late = next(iter(waiting.values()))
+            words = next((words for process in waiting.values() if (words := process.last_words())), "")
             names = ", ".join(process.device for process in waiting.values())
             which = f"the worker of {names} was" if len(waiting) == 1 else f"the workers of {names} were"
-            raise InterlockError(f"{which} not ready in time, which is {timeout_s:g} s{late.last_words()}")
+            raise InterlockError(f"{which} not ready in time, which is {timeout_s:g} s{words}")
         for fd, _ in said:
             poll.unregister(fd)
             process = waiting.pop(fd)
