@@ -42,6 +42,7 @@ from .programs import KINDS, Expected, Line, Model, Step
 SERIES: Final = 8  # rounds on one session
 CLOSE_S: Final = 2.0  # how long a session may take to close
 SLOW: Final = 10.0  # times as long as that, on a machine that runs other things besides, before it is a hang
+ENDS_S = 30.0  # how long workers may take to tell one another that nothing is lent any more
 HANG_S: Final = 240.0  # a round that takes longer ends the run, with all stacks
 HOST, SIMS = "cpu:0,cpu:1,cpu:2", "cpu:0,sim:0,sim:1"
 SETTINGS: Final = (
@@ -159,6 +160,7 @@ class ChaosPlayer(Player):
 
     def __init__(self, session: il.Session, setting: Setting, killed: frozenset[int], counts: Counter[str]) -> None:
         super().__init__(session, setting)
+        self.patience_s = ENDS_S
         self.killed = killed
         self.interrupted = False
         self.counts = counts

@@ -5,12 +5,14 @@ Each fault takes one wait or one copy away that keeps a hazard from becoming a w
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from interlock.protocol.accesses import accesses
-from interlock.worker import executor, replay, transfers
+from interlock.protocol.messages import Ticket
+from interlock.worker import executor, loop, replay, transfers
 from interlock.worker.buffers import Store, Unavailable
 from interlock.worker.devices import sim
 from interlock.worker.devices.base import COMPUTE, D2H, H2D, PEER
@@ -304,6 +306,30 @@ def temporaries_are_lost_in_a_failure() -> None:
         pass
 
 
+# -- what is never told
+
+
+def frees_are_lost() -> None:
+    """Now and then a dropped buffer stays."""
+    count = itertools.count(1)
+
+    @change(Store, "drop")
+    def _(sound: Any, self: Any, buffer: int) -> None:
+        if next(count) % 40:
+            sound(self, buffer)
+
+
+def tickets_are_lost() -> None:
+    """Now and then a ticket does not come."""
+    count = itertools.count(1)
+
+    @change(loop.Session, "tell")
+    def _(sound: Any, self: Any, lane: int, message: Any) -> None:
+        if type(message) is not Ticket or next(count) % 20:
+            sound(self, lane, message)
+
+
+LOST: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in (frees_are_lost, tickets_are_lost)}
 REPLAY_FAULTS: dict[str, Callable[[], None]] = {
     fault.__name__: fault
     for fault in (
@@ -325,5 +351,5 @@ FAULTS: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     from interlock.worker.__main__ import main
 
-    {**FAULTS, **REPLAY_FAULTS}[sys.argv[1]]()
+    {**FAULTS, **REPLAY_FAULTS, **LOST}[sys.argv[1]]()
     sys.exit(main(sys.argv[2:]))
