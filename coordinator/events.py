@@ -70,8 +70,10 @@ class Pending:
         self.callback: Callable[[], None] | None = None
 
     def happened(self, fact: Any) -> None:
-        self.fact = fact
-        self.done = True
+        """It has; a second time, where Ctrl-C came into the first, changes nothing but that everyone is told."""
+        if not self.done:
+            self.fact = fact
+            self.done = True
         for wakeup in self.wakeups:
             wakeup.set()
         if self.callback is not None:
@@ -102,6 +104,7 @@ class Receiver:
         # One entry while nobody has the turn. Not a lock: Ctrl-C could come between acquiring it and noting that, and
         # nobody would receive any more. Deleting is no call, so that it cannot.
         self._turn: list[None] = [None]
+        self.inbox: list[bytes] = []  # received and not handled; of whoever has the turn
         self._guard = threading.Lock()  # of the followers
         self._followers: deque[threading.Event] = deque()
         self._awake = threading.Lock()  # released to wake the background thread
@@ -179,14 +182,31 @@ class Receiver:
         deadline = None if timeout_s is None else time.monotonic() + min(timeout_s, LOOK_S)
         while not pending.done and not self._closing:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            data = self._events.receive(left)
-            if data is None:
+            if not self.inbox and not self._events.receive_into(self.inbox, left):
                 return
-            self._handle(data)
+            self._handle_first()
+
+    def _handle_first(self) -> None:
+        """Handle the message that came first. Where Ctrl-C comes in between, it stays, and is handled once more."""
+        data = self.inbox[0]
+        self._handle(data)
+        if self.inbox and self.inbox[0] is data:
+            del self.inbox[0]
+
+    def handled(self) -> None:
+        """The message that came first has been handled, and is not to be handled again. Called by whoever handles."""
+        if self.inbox:
+            del self.inbox[0]
 
     def _drain(self) -> None:
-        while (data := self._events.poll()) is not None:
-            self._handle(data)
+        """On the background thread."""
+        while True:
+            if not self.inbox:
+                data = self._events.poll()
+                if data is None:
+                    return
+                self.inbox.append(data)
+            self._handle_first()
 
     def _follow(self, pending: Pending, timeout_s: float | None) -> None:
         """Wait to be told by the thread that has the turn: that it happened, or that the turn is free."""

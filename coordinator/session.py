@@ -77,6 +77,9 @@ KEPT_CALLS: Final = 2048  # of captured functions: their lines
 FORKED: Final = "this is a forked child of the program that made the session: connect again here"
 
 
+_TWICE: Final = (m.Value, m.Completed)  # the frequent ones; nothing is amiss if they are handled once more
+
+
 def check_settings(gate: str, window: int, memory: int | None) -> None:
     """Refuse settings of a session that mean nothing.
 
@@ -553,28 +556,36 @@ class Session:
                 with self.lock:
                     self._arena.free(block)
                 raise
-        with self.lock:
-            if lane.lost is not None:
-                if type(place) is tuple:
-                    self._arena.free(block)
-                raise failures.again(lane.lost)
-            if type(place) is tuple:
-                self._uploads[place[1]] = lane.index, block, buffer
-            if type(place) is bytes and len(place) >= INLINE:
-                lane.flush()  # two of them together could be more than a message carries
-            lane.define(spec)
-            lane.append((Control.UPLOAD, buffer, spec.id, place), site, spec.nbytes)
-            if type(place) is bytes and len(place) >= INLINE:
-                lane.flush()
-            elif type(place) is bytes and len(place) > 1024:
-                lane.heavy += len(place)  # let it leave soon: the message grows
-                lane.limit = 0
-        if len(lane.batch) >= lane.limit:
-            try:
+        lent: dict[int, tuple[int, Any, int]] = {}
+        if type(place) is tuple:
+            lent[place[1]] = lane.index, block, buffer
+        instruction = (Control.UPLOAD, buffer, spec.id, place)
+        carried = type(place) is bytes and len(place) >= INLINE
+        try:
+            with self.lock:
+                if lane.lost is not None:
+                    if lent:
+                        self._arena.free(block)
+                    raise failures.again(lane.lost)
+                if carried:
+                    lane.flush()  # two of them together could be more than a message carries
+                lane.define(spec)
+                if spec.nbytes >= BIG:
+                    lane.expect(spec.nbytes)
+                # No calls: Ctrl-C comes before all of it or after. What is lent comes back from who is told of it only.
+                self._uploads |= lent
+                lane.batch += (instruction,)
+                lane.sites += (site,)
+                if carried:
+                    lane.flush()
+                elif type(place) is bytes and len(place) > 1024:
+                    lane.heavy += len(place)  # let it leave soon: the message grows
+                    lane.limit = 0
+            if len(lane.batch) >= lane.limit:
                 lane.full()
-            except BaseException:  # nobody will have a handle of it
-                lane.dropped.append(buffer)
-                raise
+        except BaseException:  # nobody will have a handle of it
+            lane.dropped.append(buffer)
+            raise
         return buffer
 
     def _allocate(self, spec: Spec, site: Site | None) -> Any:
@@ -847,6 +858,14 @@ class Session:
             message = decode(data)
         except ProtocolError:
             return  # not of one of ours
+        if type(message) in _TWICE and not self._gated:
+            self._handle_whole(message)
+        else:
+            with uninterrupted():
+                self._handle_whole(message)
+                self.receiver.handled()
+
+    def _handle_whole(self, message: m.Message) -> None:
         with self.lock:
             lane = getattr(message, "lane", 0)
             if not 0 <= lane < len(self.lanes):
@@ -862,13 +881,18 @@ class Session:
                 self._completed(message.lane, message.through)
                 pending = self._asked(message)
                 lane = self.lanes[message.lane]
-                loan = Loan(message.place[1], lane.loans_over) if type(message.place) is tuple else None
-                if pending is not None:
-                    pending.loan = loan
-                    pending.happened(message)
-                elif loan is not None:  # nobody waits any more
-                    del loan
-                    lane.give_back()
+                if pending is None:  # nobody waits any more
+                    if type(message.place) is tuple:
+                        lane.loans_over.append(message.place[1])
+                        lane.give_back()
+                    return
+                if not pending.done and type(message.place) is tuple:
+                    pending.loan = Loan(message.place[1], lane.loans_over)
+                pending.happened(message)
+                # No calls: it is forgotten as it counts as handled, for nobody must hear of it again.
+                del self._pending[message.request]
+                if self.receiver.inbox:
+                    del self.receiver.inbox[0]
             case m.Completed():
                 self._completed(message.lane, message.through)
             case m.Failed():
@@ -885,6 +909,7 @@ class Session:
                 pending = self._asked(message)
                 if pending is not None:
                     pending.happened(message)
+                    del self._pending[message.request]
             case m.Traced():
                 if self.recorder is not None:
                     self.recorder.traced(message)
@@ -919,9 +944,7 @@ class Session:
             if failure is not None and not (len(failure) == 6 and type(failure[0]) is tuple and len(failure[0]) == 2):
                 raise ProtocolError("an answer with a failure that is none")
         pending = self._pending.get(answer.request)
-        if pending is None or pending.lane != answer.lane:
-            return None
-        return self._pending.pop(answer.request)
+        return None if pending is None or pending.lane != answer.lane else pending
 
     def _completed(self, index: int, through: int) -> None:
         lane = self.lanes[index]
@@ -983,7 +1006,7 @@ class Session:
             if not same_host(lane.worker.identity, self._identity) or not ends_within(lane.worker.identity, DYING_S):
                 return None
             fate = self._fate(index)
-            with self.lock:
+            with uninterrupted(), self.lock:
                 self._lose(index, fate)
         return None if lane.lost is None else failures.again(lane.lost)
 
