@@ -39,7 +39,7 @@ _WAITING_NAMES: Final = """
     polydiv polymul real_if_close roots setdiff1d setxor1d trim_zeros union1d unique unique_all unique_counts
     unique_inverse unique_values
 """
-_WAITING: Final = frozenset(_WAITING_NAMES.split())
+WAITING: Final = frozenset(_WAITING_NAMES.split())
 # Whose ints may be compared with extents: the small extents stay above them.
 _MEASURING_NAMES: Final = """
     append argpartition delete diag diagflat diagonal diff fft.fft fft.fft2 fft.fftn fft.hfft fft.ifft fft.ifft2
@@ -114,7 +114,7 @@ class _Call:
         self.operands = operands
         self.writes = writes
         self.function = function(name, np)
-        self.waits = name in _WAITING or _waits(name, tree, operands)
+        self.waits = name in WAITING or _waits(name, tree, operands)
         measure = max((abs(each) for each in _ints(tree)), default=0)
         least = LEAST + (measure if measure <= 16 or name in _MEASURING else 0)
         distinct = sorted({extent for each in operands for extent in each.shape})

@@ -442,12 +442,12 @@ OWN = (
     "moveaxis", "ones", "ones_like", "permute_dims", "pow", "sort", "stack", "transpose", "tril", "triu", "true_divide",
     "where", "zeros", "zeros_like",
 )  # fmt: skip
-_ALIASES = {
+ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
     "atanh": "arctanh", "bitwise_invert": "invert", "bitwise_left_shift": "left_shift", "bitwise_not": "invert",
     "bitwise_right_shift": "right_shift",
 }  # fmt: skip
-for _alias, _name in _ALIASES.items():
+for _alias, _name in ALIASES.items():
     globals()[_alias] = globals()[_name]
 # Answered without a worker.
 _HERE = (
@@ -455,7 +455,7 @@ _HERE = (
     "isdtype", "isrealobj", "may_share_memory", "ndim", "promote_types", "result_type", "shape", "shares_memory",
     "size",
 )  # fmt: skip
-_FIXED = frozenset((*OWN, *_ALIASES, *_HERE))
+_FIXED = frozenset((*OWN, *ALIASES, *_HERE))
 BY_NAME_ONLY = frozenset(
     name for name in (*FUNCTIONS, *_NEW_UFUNCS) if name not in _FIXED and "." not in name and hasattr(np, name)
 )

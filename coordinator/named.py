@@ -7,21 +7,25 @@ the call returns at once.
 
 from __future__ import annotations
 
+import functools
 import marshal
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..protocol import trees
 from ..protocol.functions import FUNCTIONS, UFUNC_METHODS, WRITING
 from ..protocol.operations import BY_NAME
-from . import asked, fitting
+from . import asked
 from .infer import Inferred, check_dtype
 from .issue import Handle, _elsewhere, _issue, refuse_frozen, upload
 from .lane import Lane
 from .numbers import Number
 from .sites import Site, user_site
+
+if TYPE_CHECKING:
+    from . import fitting
 
 _KEPT: Final = 20_000
 _ROWS: Final = (BY_NAME["named"], BY_NAME["named_write"], BY_NAME["named_write_two"])
@@ -30,10 +34,11 @@ _found: dict[Any, fitting.Found] = {}
 
 def name_of(function: Callable[..., Any]) -> str | None:
     """The name under which workers know one of NumPy's functions; None if they do not."""
-    return _NAMES.get(function)
+    return _names().get(function)
 
 
-def _known_functions() -> dict[Any, str]:
+@functools.cache
+def _names() -> dict[Any, str]:
     known: dict[Any, str] = {}
     for name in (*FUNCTIONS, *WRITING):
         found: Any = np
@@ -47,9 +52,6 @@ def _known_functions() -> dict[Any, str]:
             for method in UFUNC_METHODS:
                 known[getattr(each, method)] = f"{name}.{method}"
     return known
-
-
-_NAMES: Final = _known_functions()
 
 
 def call(
@@ -162,6 +164,8 @@ def _find(name: str, tree: Any, specs: tuple[Any, ...], writes: int) -> fitting.
     key = (name, specs, writes, marshal.dumps(_without_floats(tree), 2))
     found = _found.get(key)
     if found is None:
+        from . import fitting  # here, as many programs need none of it
+
         found = fitting.find(name, tree, specs, writes)
         for each in found.specs or ():
             check_dtype(each.dtype)

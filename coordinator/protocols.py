@@ -255,7 +255,7 @@ _ON_THE_FRONTEND: Final[dict[Any, Callable[..., Any]]] = {
     np.array2string: lambda a, *args, **kwargs: np.array2string(a.numpy(), *args, **kwargs),
 }  # fmt: skip
 
-_NEAREST: Final = {
+NEAREST: Final = {
     "save": "interlock.asarray of what you load, and numpy.save(file, x.numpy())",
     "savez": "numpy.savez(file, x=x.numpy())",
     "savez_compressed": "numpy.savez_compressed(file, x=x.numpy())",
@@ -274,7 +274,7 @@ _NEAREST: Final = {
 def _refusal(function: Any) -> str:
     module = getattr(function, "__module__", "numpy")
     name = f"{module}.{getattr(function, '__name__', function)}"
-    nearest = _NEAREST.get(getattr(function, "__name__", ""))
+    nearest = NEAREST.get(getattr(function, "__name__", ""))
     instead = f"use {nearest}" if nearest else f"read the elements first, such as {name}(np.asarray(x))"
     return f"{name} is not supported on Interlock's arrays: no worker can be given what it needs; {instead}"
 

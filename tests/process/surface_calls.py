@@ -75,7 +75,7 @@ CALLS: Final[dict[str, str]] = {
     "diagonal": "np.diagonal(a, 1)",
     "diff": "np.diff(r, n=2, append=5)",
     "digitize": "np.digitize(v, r)",
-    "dot": "np.dot(a, v), np.dot(c, np.dot(c[0], c[1].T)), np.dot(c, c.transpose(0, 2, 1))",
+    "dot": "np.dot(a, v), np.dot(c, c[0].T), np.dot(c, c.transpose(0, 2, 1))",
     "dsplit": "np.dsplit(c, 2)",
     "dstack": "np.dstack([a, b])",
     "ediff1d": "np.ediff1d(r, to_begin=r[:2])",

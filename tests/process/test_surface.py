@@ -6,12 +6,14 @@ import ast
 import gc
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import interlock as il
+from interlock.coordinator import catalogue
 
 from .surface_calls import CALLS, EXPRESSIONS, OTHERS, REFUSED
 
@@ -236,3 +238,49 @@ def test_nothing_is_left_of_calls_by_name(session: il.Session) -> None:
         device: counts["arrays"] for device, counts in before.items()
     }
     assert not session._pending
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_the_table_is_the_one_that_the_code_makes() -> None:
+    page = Path(catalogue.__file__).parent.parent / "docs" / "functions.md"
+    if f"with NumPy {'.'.join(np.__version__.split('.')[:2])};" not in page.read_text():
+        pytest.skip("the page is another NumPy's")
+    assert page.read_text() == catalogue.page(), "run: python -m interlock.coordinator.catalogue > docs/functions.md"
+
+
+def test_the_table_has_every_function_that_takes_arrays() -> None:
+    listed = {name for name in catalogue.names() if catalogue.kind_of(name) is not None}
+    assert CALLS.keys() | REFUSED.keys() <= listed | {name for name in CALLS if not _there(name)}
+    ufuncs = {name for name in np.__all__ if isinstance(getattr(np, name), np.ufunc)}
+    assert listed - CALLS.keys() - REFUSED.keys() - ufuncs - OTHERS == set()
+
+
+@pytest.mark.parametrize("kind", [catalogue.OWN, catalogue.BY_NAME_, catalogue.WAITS, catalogue.VIEW, catalogue.READS])
+def test_the_table_says_what_the_functions_do(session: il.Session, kind: str) -> None:
+    for name, text in CALLS.items():
+        if catalogue.kind_of(name) != kind or name == "where":  # which stands for two
+            continue
+        ours = {key: il.asarray(each, device=session.devices[0]) for key, each in made("f8").items()}
+        session.synchronize()
+        issued = session.lanes[0].first + len(session.lanes[0].batch)
+        result = eval(text, {"np": np, **ours})
+        arrays = list(_arrays(result))
+        waiting = [not _has(each, "_spec") for each in arrays]
+        if kind == catalogue.WAITS:
+            assert any(waiting) or name in ("unique_values", "trim_zeros"), text  # which are used at once
+        elif kind == catalogue.READS:
+            assert not arrays, text
+        else:
+            assert not any(waiting), text
+        if kind == catalogue.VIEW and name not in ("diag", "imag"):
+            assert session.lanes[0].first + len(session.lanes[0].batch) == issued, text
+
+
+def _arrays(result: Any) -> Iterator[il.Array]:
+    if isinstance(result, il.Array):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for each in result:
+            yield from _arrays(each)
