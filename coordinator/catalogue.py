@@ -106,7 +106,8 @@ def page() -> str:
         [
             "# NumPy's functions on Interlock's arrays",
             "",
-            f"Made by `python -m interlock.coordinator.catalogue` with NumPy {_version()}; the tests compare it with what the functions do.",
+            f"Made by `python -m interlock.coordinator.catalogue` with NumPy {_version()}; "
+            "the tests compare it with what the functions do.",
             "`np.f(x)` and, under the same name, `il.f(x)`, `il.linalg.f(x)`, `il.fft.f(x)`.",
             "",
             f"- **{OWN}**: an operation of its own; shape and dtype are known when the call returns.",
