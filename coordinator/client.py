@@ -43,6 +43,7 @@ def connect(
     memory: int | None = None,
     options: dict[str, Any] | None = None,
     restart: bool = False,
+    recover: bool = False,
     keys: str | os.PathLike[str] | None = None,
     sync: str | None = None,
     nan: str | None = None,
@@ -64,6 +65,8 @@ def connect(
             made a NaN or an infinity out of operands without one; None: what INTERLOCK_NAN says.
         options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
         restart: give a device another worker by itself when one is lost, as `session.restart` does when it is asked to.
+        recover: as restart, and the arrays come back: what was sent to the workers is kept until it is in a checkpoint,
+            which takes as much memory here as the arrays take there.
         start_timeout: seconds within which all workers must be ready.
 
     Raises:
@@ -80,6 +83,10 @@ def connect(
     else:
         said = ""
     check_settings(gate, window, memory)
+    if recover and gate == "coordinator":
+        raise ValueError("recover=True needs gate='worker'")
+    if recover and address is not None and address.startswith("tcp://"):
+        raise ValueError("recover=True needs workers on this machine, not over tcp")
     chosen = modes.chosen(sync, nan)
     limit = seconds(start_timeout)
     if address is not None:
@@ -103,6 +110,8 @@ def connect(
         limit = LONGEST_S if limit is None else limit
         session = _start(named, gate, window, memory, options or {}, restart, chosen, limit)
     try:
+        if recover:
+            session.begin_recovery()
         with _lock:
             session.previous = _open(_default)
             _default = session

@@ -164,6 +164,8 @@ def _answers(session: Session, lane: Lane) -> bool:
 
 def _end_lives(session: Session) -> None:
     """Lost workers get no others any more."""
+    if session.recovery is not None:
+        session.recovery.close()
     if session.lives is not None:
         session.lives.close()
 
@@ -227,6 +229,8 @@ def _release(session: Session) -> None:
     session._mappings.close()
     if session._progress_block.live:
         session._page.free(session._progress_block)  # or this object would keep the memory mapped
+    if session.kept is not None:
+        session.kept.free()
     while session._uploads:
         _, (_, block, _) = session._uploads.popitem()
         session._arena.free(block)

@@ -49,8 +49,8 @@ class Pending:
     """Something that will happen once: a value that was asked for. `fact` is what came, None till then."""
 
     __slots__ = (
-        "callback", "done", "fact", "lane", "loan", "n", "seen", "seen_ns", "since_ns", "site", "wakeups", "warned",
-        "what",
+        "callback", "done", "fact", "lane", "loan", "n", "nbytes", "seen", "seen_ns", "since_ns", "site", "wakeups",
+        "warned", "what",
     )  # fmt: skip
 
     def __init__(self, lane: int, what: str = "", n: int = 0, site: Any = None) -> None:
@@ -66,6 +66,7 @@ class Pending:
         self.done = False
         self.fact: Any = None
         self.loan: Loan | None = None  # of the memory that the fact lies in
+        self.nbytes: int | None = None  # of what was asked for, where it is only a part of what comes
         self.wakeups: tuple[threading.Event, ...] = ()  # of threads that wait without having the turn
         self.callback: Callable[[], None] | None = None
 

@@ -45,7 +45,7 @@ class Interrupts:
             ends = int((time.monotonic() + GRACE_S) * 1e9)
             for lane in session.lanes:
                 through = lane.first - 1
-                if lane.lost is None and lane.through() < through:
+                if lane.lost is None and not lane.paused and lane.replayed <= lane.through() < through:
                     page = session.progress
                     page[cell(page, CANCEL_AT, lane.index)] = ends
                     page[cell(page, CANCEL, lane.index)] = through

@@ -80,6 +80,8 @@ class Lane:
         self.worker = worker
         self.process: workers.Process | None = None  # of the worker, where the session started it
         self.welcome: m.Welcome | None = None
+        self.paused = False  # a worker is being replaced, and what is issued waits here (`recovery.py`)
+        self.replayed = 0  # what was sent before, up to here, was sent again
         self.left = False  # its worker lives, and the session has taken leave of it
         self.device = device or Device(worker.device, self)
         self.lock = session.lock
@@ -242,7 +244,7 @@ class Lane:
         if self.dropped:
             self.free()
         batch = self.batch
-        if not batch or self.lost is not None:
+        if not batch or self.lost is not None or self.paused:
             return
         recorder = self.session.recorder
         if recorder is not None:
@@ -258,6 +260,9 @@ class Lane:
         if self.heavy:
             self._bytes_sent += self.heavy
             self.bytes.append((first + self._length(batch) - 1, self._bytes_sent))
+        recovery = self.session.recovery
+        if recovery is not None:
+            recovery.note(self, first, batch)
         self._forward(first, batch)
 
     def _forward(self, first: int, batch: list[Instruction]) -> None:
@@ -305,12 +310,33 @@ class Lane:
 
     def send(self, message: Message) -> None:
         """A message beside the instructions. The caller holds the lock."""
+        if not self.paused:  # else it is about what its worker does not have any more
+            self._outlet.send(encode(message))
+
+    def welcomed(self, fact: m.Welcome) -> None:
+        """The worker has made the lane."""
+        self.welcome = fact
+        self.shares = bool(fact.device.get("shares", True))
+
+    def renew(self, name: bytes) -> None:
+        """Another life of the lane begins, on the same worker or on another one."""
+        self._outlet.close(0)
+        link = self.session.network.link(self.worker.endpoint, self.index)
+        self._outlet = Outlet(self.worker.endpoint, name=name, link=link)
+
+    def post(self, message: Message) -> None:
+        """A message of those with which another life begins."""
         self._outlet.send(encode(message))
 
     def give_back(self) -> None:
         """Return what the worker lent and nobody reads any more. The caller holds the lock."""
         if self.loans_over and self.lost is None:
             self.send(m.Returned(tuple([self.loans_over.popleft() for _ in range(len(self.loans_over))])))
+
+    def resend(self, first: int, sites: list[Site | None], batch: list[Instruction]) -> None:
+        """Send a batch again, of which the worker knows all specs."""
+        self.log.append((first, sites, batch, time.monotonic_ns()))
+        self._outlet.send(self._pack((_BATCH_TAG, first, (), batch)))
 
     # -- how far it has come
 
@@ -325,6 +351,8 @@ class Lane:
 
     def in_window(self, share: float = 1.0) -> bool:
         """Fewer instructions, and fewer bytes of results, are on the way than (this share of) the window allows."""
+        if self.paused:
+            return len(self.batch) < BATCH
         through = self.through()
         while self.bytes and self.bytes[0][0] <= through:
             self._bytes_done = self.bytes.popleft()[1]

@@ -123,7 +123,7 @@ class Lives:
 
     def __init__(self, session: Session, source: Source, by_itself: bool) -> None:
         self._session = session
-        self._source = source
+        self.source = source
         self._by_itself = by_itself
         self._turn = threading.RLock()  # one at a time
         self._changed = threading.Condition()
@@ -148,7 +148,7 @@ class Lives:
                 raise InterlockError(
                     f"the session has had {len(session.lanes)} workers, and that is all it may have: connect anew"
                 )
-            worker, process = self._source.another(lane)
+            worker, process = self.source.another(lane)
             try:
                 session.begin(device, worker, process)
             except BaseException:
@@ -177,7 +177,7 @@ class Lives:
     def close(self) -> None:
         """The session ends."""
         self._closed.set()
-        self._source.close()
+        self.source.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)  # it may greet a worker that does not answer: a closed session ends that
 

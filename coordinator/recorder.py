@@ -20,7 +20,7 @@ from .timeline import WAITS, Blocked, Issued, Moved, Ran
 if TYPE_CHECKING:
     from .lane import Lane
 
-_CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence")
+_CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run", "keep")
 _STREAMS: Final = ("compute", "h2d", "d2h", "peer", WAITS)
 _CREATING: Final = ("create", "sequence", "random")
 

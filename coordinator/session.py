@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import threading
 import time
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .checkpoints import Save
     from .recorder import Recorder
     from .recording import Tape
+    from .recovery import Recovery
     from .trail import Trail
 
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
@@ -144,6 +146,11 @@ class Session:
         self.verifying = False  # a captured function with verify=True was called, and said so
         self.flags = Flags(self, modes.nan)
         self.longest = 0 if modes.sync else BATCH  # instructions before a lane decides whether its batch leaves
+        self.recovery: Recovery | None = None
+        self.kept: Recovery | None = None  # the same, also when it has ended: its memory goes with the session's
+        self._ended = False  # some process has, and nobody has taken in the message that says so
+        self.life = 0  # counts how often all lanes were made anew, by the recovery
+        self.former: tuple[bytes, ...] = ()  # the ids in the lives that a worker may still know
         self.recorder: Recorder | None = None
         self.tape: Tape | None = None  # while something is recorded
         self.taping_turn = threading.Lock()  # one at a time
@@ -217,7 +224,7 @@ class Session:
         for lane in lanes:
             self._say_hello(lane)
             if same_host(lane.worker.identity, self._identity):
-                self._watch.watch(lane.index, lane.worker.identity)
+                self._watch.watch((lane.index, lane.worker.identity.incarnation), lane.worker.identity)
         for lane in lanes:
             self._await_welcome(lane)
         with self.lock:
@@ -244,6 +251,8 @@ class Session:
             options: dict[str, Any] = {"memory": self.memory, "window": self.window, "progress": progress}
             if self.modes.nan:
                 options["nan"] = True
+            if self.life:
+                options.update(life=self.life, former=self.former)
             self._welcomes[lane.index] = Pending(lane.index, "the worker's welcome", site=user_site(2))
             hello = m.Hello(
                 m.PROTOCOL_VERSION,
@@ -254,7 +263,7 @@ class Session:
                 self._listening_for(lane.worker.endpoint),
                 options,
             )
-            lane.send(hello)
+            lane.post(hello)
 
     def _await_welcome(self, lane: Lane) -> None:
         pending = self._welcomes[lane.index]
@@ -269,8 +278,7 @@ class Session:
             self._welcomes.pop(lane.index, None)
         if isinstance(pending.fact, Exception):
             raise pending.fact
-        lane.welcome = pending.fact
-        lane.shares = bool(pending.fact.device.get("shares", True))
+        lane.welcomed(pending.fact)
 
     def _introduce(self, new: list[Lane]) -> None:
         """Tell the workers of new lanes of all others, and those of these. The caller holds the lock."""
@@ -283,7 +291,7 @@ class Session:
                     assert other.welcome is not None
                     direct = self._reads_directly(lane.welcome, other.welcome)
                     peers.append((other.index, other.worker.endpoint, tuple(other.welcome.identity), direct))
-            lane.send(m.Peers(tuple(peers)))
+            lane.post(m.Peers(tuple(peers)))
 
     @staticmethod
     def _reads_directly(source: m.Welcome, target: m.Welcome) -> bool:
@@ -324,7 +332,8 @@ class Session:
         """Give a device another worker in this session, for one that was lost; one that lives is stopped first.
 
         The arrays that the old one held are lost for ever; those elsewhere stay, and the device can be used again.
-        A launcher's worker that lives is not stopped, as it serves others: the session begins anew with it.
+        A launcher's worker that lives is not stopped, as it serves others: the session begins anew with it. In a
+        session with recover=True the arrays come back.
 
         Raises:
             ValueError: the session has no such device.
@@ -334,7 +343,37 @@ class Session:
         self.refuse_in_tape("a worker is restarted")
         if self.lives is None:
             raise InterlockError("this session was not made by connect(): it does not know where workers come from")
-        self.lives.restart(self.device(device))
+        if self.recovery is not None:
+            self.recovery.restart(self.device(device).lane)
+        else:
+            self.lives.restart(self.device(device))
+
+    def checkpoint(self, timeout: float | None = None) -> None:
+        """Wait until everything that was issued is in a checkpoint, from where a recovery begins.
+
+        Raises:
+            InterlockError: the session has no recover=True, or there is no memory for it.
+            TimeoutError: it was not made in `timeout` seconds; it will be all the same.
+        """
+        self.check_open()
+        self.refuse_in_tape("a value is read")
+        if self.recovery is None:
+            raise InterlockError("only a session that was connected with recover=True makes checkpoints")
+        if not self.recovery.checkpoint(timeout):
+            raise TimeoutError(f"the checkpoint was not made in {timeout} s")
+
+    def begin_recovery(self) -> None:
+        """From here on a worker's loss costs time and nothing else."""
+        from .recovery import Recovery  # here, as few programs use it
+
+        assert self.lives is not None
+        self.recovery = self.kept = Recovery(self, self.lives.source)
+
+    def nudge(self) -> None:
+        """Let whoever receives look again: what he waits for may have happened without a message."""
+        outlet = Outlet(self._events.inproc, events=True)
+        outlet.send(encode(m.Lost(None, "")))
+        outlet.close()
 
     def serving(self, device: Device) -> Lane:
         """The device's lane, which is awaited where another worker is about to serve it."""
@@ -381,7 +420,7 @@ class Session:
             except BaseException as error:
                 with self.lock:
                     self._lose(lane.index, f"did not serve: {error}")
-                self._watch.forget(lane.index)
+                self._watch.forget((lane.index, worker.identity.incarnation))
                 if not greet_again(error) or time.monotonic() > deadline:
                     raise
             time.sleep(GREETING_S)
@@ -466,6 +505,7 @@ class Session:
         request = next(self._requests)
         pending = pending or Pending(lane.index)
         pending.what, pending.site = "a read" if ref is not None else "synchronize", site
+        pending.nbytes = _nbytes(ref)
         with self.lock:
             self.check_open()
             if lane.lost is not None:
@@ -572,6 +612,8 @@ class Session:
                 lane.define(spec)
                 if spec.nbytes >= BIG:
                     lane.expect(spec.nbytes)
+                if lent and self.recovery is not None:
+                    self.recovery.uploaded(place[1], lent[place[1]])
                 # No calls: Ctrl-C comes before all of it or after. What is lent comes back from who is told of it only.
                 self._uploads |= lent
                 lane.batch += (instruction,)
@@ -599,6 +641,8 @@ class Session:
                 if not wait or not self._uploads:
                     with self.lock:
                         raise self._owners.of_uploads(error, self._uploads.values(), spec, site) from None
+            if self.recovery is not None:  # which keeps uploads until they are in a checkpoint
+                self.recovery.checkpoint(None)
             self.synchronize(raising=False)
             if self.recorder is not None:
                 self.recorder.said("upload", f"the memory for {spec.dtype} {spec.shape} that workers still read")
@@ -655,6 +699,7 @@ class Session:
             self.check_open()
             for lane, ref in arrays:
                 pending = Pending(lane.index)
+                pending.nbytes = _nbytes(ref)
                 asked.append(pending)
                 if lane.lost is not None:
                     pending.happened(failures.again(lane.lost))
@@ -683,7 +728,7 @@ class Session:
             raise fact
         if fact.failure is not None:
             raise self._error(fact.failure)
-        if type(fact.place) is bytes:
+        if type(fact.place) is not tuple:
             elements = _of_bytes(fact.place, spec).copy("K")
         else:
             with self.in_place(pending, spec) as lent:
@@ -700,7 +745,7 @@ class Session:
             raise fact
         if fact.failure is not None:
             raise self._error(fact.failure)
-        if type(fact.place) is bytes:
+        if type(fact.place) is not tuple:
             yield _of_bytes(fact.place, spec)
             return
         _, _, offset, ticket = fact.place
@@ -868,6 +913,11 @@ class Session:
     def _handle_whole(self, message: m.Message) -> None:
         with self.lock:
             lane = getattr(message, "lane", 0)
+            if (lane >= m.LIFE or self.life) and type(message) is not m.Lost:
+                life, lane = divmod(lane, m.LIFE)
+                if life != self.life:
+                    return  # of a life that is over
+                message = message._replace(lane=lane)
             if not 0 <= lane < len(self.lanes):
                 return
             try:
@@ -879,6 +929,10 @@ class Session:
         match message:
             case m.Value():
                 self._completed(message.lane, message.through)
+                if self.recovery is not None:
+                    message = self.recovery.answered(message)
+                    if message is None:
+                        return  # it is asked again
                 pending = self._asked(message)
                 lane = self.lanes[message.lane]
                 if pending is None:  # nobody waits any more
@@ -904,8 +958,13 @@ class Session:
                     uploaded = self._uploads.get(block)
                     if uploaded is not None and uploaded[0] == message.lane:  # it is this worker's to give back
                         del self._uploads[block]
-                        self._arena.free(uploaded[1])
+                        if self.recovery is not None:
+                            self.recovery.returned(block, uploaded[1])
+                        else:
+                            self._arena.free(uploaded[1])
             case m.Inspected() | m.Described():
+                if self.recovery is not None and type(message) is m.Described and not self.recovery.described(message):
+                    return  # it is asked again
                 pending = self._asked(message)
                 if pending is not None:
                     pending.happened(message)
@@ -913,8 +972,8 @@ class Session:
             case m.Traced():
                 if self.recorder is not None:
                     self.recorder.traced(message)
-            case m.Lost() if type(message.key) is int and 0 <= message.key < len(self.lanes):
-                self._lose(message.key, message.reason)
+            case m.Lost():
+                self._lost(message.key, message.reason)
             case m.Unreachable():
                 other = self.lanes[message.peer]
                 if other.lost is None:  # whose end the connection was; else there is no way from one to the other
@@ -939,7 +998,7 @@ class Session:
         """
         if type(answer) is m.Value:
             place, failure = answer.place, answer.failure
-            if type(place) not in (bytes, type(None)) and not (type(place) is tuple and len(place) == 4):
+            if type(place) not in (bytes, type(None), np.ndarray) and not (type(place) is tuple and len(place) == 4):
                 raise ProtocolError("an answer that says nothing")
             if failure is not None and not (len(failure) == 6 and type(failure[0]) is tuple and len(failure[0]) == 2):
                 raise ProtocolError("an answer with a failure that is none")
@@ -979,7 +1038,20 @@ class Session:
             assert isinstance(lane, GatedLane)
             lane.forward_ready()
 
+    def _lost(self, key: Any, reason: str) -> None:
+        """A process has ended (lane, incarnation), or a connection (lane); None is nobody."""
+        if key is not None:
+            self._ended = False
+        if type(key) is int and 0 <= key < len(self.lanes):
+            self._lose(key, reason)
+        elif type(key) is tuple and len(key) == 2:
+            lane, incarnation = key
+            if lane in range(len(self.lanes)) and self.lanes[lane].worker.identity.incarnation == incarnation:
+                self._lose(lane, reason)
+
     def _failed(self, message: m.Failed) -> None:
+        if message.detail == "keep":
+            return  # of a checkpoint, which sees it itself
         root = (message.root[0], message.root[1])
         site = self.lanes[message.lane].site(message.n)
         if root == (message.lane, message.n):
@@ -994,8 +1066,11 @@ class Session:
         outlet = Outlet(self._events.inproc, events=True)
         outlet.send(encode(m.Lost(lane, words or self._fate(lane))))
         outlet.close()
+        self._ended = True
+        self.receiver.wake()  # nobody else may be receiving
 
-    def _fate(self, lane: int) -> str:
+    def _fate(self, key: Any) -> str:
+        lane = key if type(key) is int else key[0]
         process = self.lanes[lane].process
         return "has ended" if process is None else process.fate()
 
@@ -1013,6 +1088,9 @@ class Session:
     def _lose(self, index: int, reason: str) -> None:
         lane = self.lanes[index]
         if lane.lost is not None or self.closed or self.exiting:
+            return
+        if self.recovery is not None:
+            self.recovery.lost(lane, reason)
             return
         found = unfinished(lane)
         words = "" if lane.process is None else lane.process.last_words()
@@ -1043,14 +1121,15 @@ class Session:
 
     def _busy(self) -> bool:
         """There is work under way; a look without the lock, that a tick will make sure of."""
-        return bool(self._pending) or any(lane.lost is None and lane.unfinished() for lane in self.lanes)
+        return self._ended or bool(self._pending) or any(lane.lost is None and lane.unfinished() for lane in self.lanes)
 
     def _tick(self) -> bool:
         """Send what lies unsent; True while there is work under way."""
         if self.closed:
             return False
         with self.lock:
-            some = bool(self._pending)  # all may be done, and the answer not here: whoever awaits it receives nothing
+            # All may be done, and the answer not here: whoever awaits it receives nothing.
+            some = self._ended or bool(self._pending)
             for lane in self.lanes:
                 if lane.lost is None and lane.unfinished():
                     some = True
@@ -1168,16 +1247,27 @@ def close_all() -> None:
         raise first
 
 
-def _of_bytes(data: bytes, spec: Spec) -> np.ndarray[Any, Any]:
+def _nbytes(ref: Ref | None) -> int | None:
+    """Of a view; None for a whole buffer, and for no array."""
+    if type(ref) is not tuple:
+        return None
+    _, _, shape, _, dtype = ref
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _of_bytes(data: Any, spec: Spec) -> np.ndarray[Any, Any]:
     """The elements that a message brought.
 
     Raises:
         ProtocolError: they are not as many as the array has.
     """
+    if isinstance(data, np.ndarray):
+        data = data[: spec.nbytes]  # copied from a worker's memory, of which it may be a part
     if len(data) != spec.nbytes:
         raise ProtocolError(f"{len(data)} bytes came for an array of {spec.nbytes}")
     strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
-    return np.ndarray(spec.shape, spec.dtype, bytearray(data or bytes(spec.dtype.itemsize)), 0, strides)
+    memory = data if isinstance(data, np.ndarray) else bytearray(data or bytes(spec.dtype.itemsize))
+    return np.ndarray(spec.shape, spec.dtype, memory, 0, strides)
 
 
 def _in_memory_order(data: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:

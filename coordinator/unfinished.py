@@ -21,7 +21,7 @@ from .sites import Site, place
 if TYPE_CHECKING:
     from .lane import Lane
 
-CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run")
+CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run", "keep")
 _SWIFT: Final = (Control.FREE, Control.DEFINE, Control.FORGET)
 _NAMED: Final = 6  # operands at the most
 

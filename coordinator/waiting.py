@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PROBE_S: Final = 0.25  # how long `explain` waits to hear whether what nothing keeps has failed
 SHOWN: Final = 12  # links of a chain that are printed; the ones in the middle are left out
-_CONTROL: Final = ("free", "send", "recv", "read", "upload", "synchronize", "define", "forget", "run")
+_CONTROL: Final = ("free", "send", "recv", "read", "upload", "synchronize", "define", "forget", "run", "keep")
 
 
 class Reason(NamedTuple):
@@ -241,7 +241,7 @@ def why_waiting(session: Session, pending: Pending) -> list[str]:
 
 def look_at_wait(session: Session, pending: Pending) -> None:
     """A wait goes on: called about once a second by who waits. Warns once, if its worker lives and does not go on."""
-    if pending.warned or session.lanes[pending.lane].lost is not None:
+    if pending.warned or session.lanes[pending.lane].lost is not None or session.lanes[pending.lane].paused:
         return
     now = time.monotonic_ns()
     view = View(session)

@@ -91,7 +91,7 @@ def _control_accesses(instruction: Instruction) -> tuple[Buffers, Buffers]:
     match instruction[0]:
         case Control.FREE:
             return _NOTHING, instruction[1:]
-        case Control.SEND | Control.READ:
+        case Control.SEND | Control.READ | Control.KEEP:
             return _buffers(instruction[1:2]), _NOTHING
         case Control.RECV | Control.UPLOAD:
             return _NOTHING, (instruction[1],)

@@ -6,7 +6,7 @@ This file knows nothing of sockets or of how the values are encoded.
 Who speaks to whom:
 
 - a session (the frontend) to a worker's inbox: Hello, Peers, Batch, Returned, PeerGone, Trace, Inspect,
-  Cancel, Goodbye;
+  Cancel, Restore, Goodbye;
 - a worker to a worker's inbox: Ticket, Taken;
 - a worker to a session's events: Welcome, Refused, Completed, Failed, Value, Released, Traced,
   Inspected, Flagged, Described, Lost, Unreachable;
@@ -45,9 +45,12 @@ class Control:
     # (RUN, recording, base, bindings, numbers, count): what the recording says. It takes `count` numbers in the lane,
     # as many as the recording has instructions.
     RUN: Final = 8
+    # (KEEP, buffer, request): as READ, but of any buffer: a random generator's state, or the failure that it holds.
+    KEEP: Final = 9
 
 
 LANES: Final = 256  # of a session, at the most
+LIFE: Final = 1 << 16  # a session's life: it is above the number of the lane in what workers report
 TICKET_BITS: Final = 40  # of a ticket: the lane that sends is above, the buffer that is received below
 CONTROLS: Final = 32  # operations are numbered from here
 
@@ -66,6 +69,7 @@ FORGET_SPECS: Final = (-1, (), "", ())
 #   ("host", loan, offset, ticket)    in shared memory of the sender; answered by Taken, Returned or Released with
 #                                     the loan's number
 #   ("device", loan, offset, ticket)  in the sender's device memory, as the device exports it
+#   ("generator", 0, 0, words)        no elements, but the state of a random generator: only of a KEEP, in a Restore
 
 
 class Hello(NamedTuple):
@@ -84,6 +88,15 @@ class Peers(NamedTuple):
     """Where the session's other workers listen: (lane, endpoint, identity) each."""
 
     peers: tuple[tuple[Any, ...], ...]
+
+
+class Restore(NamedTuple):
+    """What the session had on the worker when its lane had come to `after`: in a new lane, before its first batch."""
+
+    after: int
+    specs: tuple[tuple[Any, ...], ...]  # as in Batch
+    buffers: tuple[tuple[Any, ...], ...]  # (buffer, spec id, Place or None, failure or None) each
+    recordings: tuple[tuple[Any, ...], ...]  # (recording, *fields of a Template) each
 
 
 class Batch(NamedTuple):
@@ -265,11 +278,16 @@ class Flagged(NamedTuple):
     issued: int  # grows in the order of issue over all lanes
 
 
+def aged(message: Any, life: int) -> Any:
+    """A worker's report as it leaves in this life of the session; the first leaves as it is."""
+    return message._replace(lane=message.lane + life * LIFE) if life else message
+
+
 Message = Any  # any of the classes below
 CLASSES: Final[tuple[type[Any], ...]] = (
     Hello, Peers, Batch, Returned, PeerGone, Trace, Goodbye, Ticket, Taken, Stop,
     Welcome, Refused, Completed, Failed, Value, Released, Traced, Lost, Inspect, Inspected,
-    Cancel, Unreachable, Flagged, Described,
+    Cancel, Unreachable, Flagged, Described, Restore,
 )  # fmt: skip
 TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in enumerate(CLASSES)}
 

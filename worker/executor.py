@@ -39,6 +39,7 @@ from ..protocol.messages import (
     Instruction,
     Message,
     Ref,
+    Restore,
     Ticket,
     Traced,
     Value,
@@ -52,6 +53,7 @@ from .asked import keep, results
 from .buffers import SMALL, Failure, Origin, Store, Unavailable
 from .devices.base import COMPUTE, STREAMS, Device
 from .finiteness import Finiteness
+from .keeping import answer, restore
 from .kernels import conform, decode_operand, kernel
 from .replay import Program, Run, carry_out
 from .scoreboard import Scoreboard, ticket_from
@@ -165,6 +167,15 @@ class Executor:
         if FORGET_SPECS in batch.specs and not self._parked:  # what is parked still names them: then another time
             self._specs.clear()
             self._layouts.clear()
+
+    def restore(self, message: Restore) -> None:
+        """Begin where the lane of an earlier life had come to, with what the session kept of it."""
+        self.executed = self.finished = self._reported = message.after
+        self._learn(message.specs)
+        restore(message, self._layouts, self._store, self._transfers, self._fail)
+        for recording, *template in message.recordings:
+            self._define(recording, Template(*template))
+        self._settle()
 
     def ticket(self, message: Ticket) -> None:
         """A ticket came: what waited for it may run."""
@@ -490,7 +501,7 @@ class Executor:
         code = instruction[0]
         if code == Control.SEND:
             self._transfers.send_failure(instruction, failure)
-        elif code in (Control.READ, Control.FENCE):
+        elif code in (Control.READ, Control.FENCE, Control.KEEP):
             self._report(Value(self.lane, instruction[-1], None, failure))
         elif code == ASKED:
             for buffer, _ in outputs(instruction):
@@ -565,7 +576,7 @@ class Executor:
         """The operation and what its operands are, for people; `values` are these, if their names may be gone."""
         code = instruction[0]
         if code < CONTROLS:
-            return ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run")[code]
+            return ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run", "keep")[code]
         refs = instruction[3] if code % 4 == GENERAL else instruction[3:]
         operands = []
         for place, ref in enumerate(refs):
@@ -629,6 +640,7 @@ class Executor:
             Control.FENCE: lambda n, i: transfers.fence(i[1]),
             Control.DEFINE: lambda n, i: self._define(i[1], Template(*i[2:])),
             Control.FORGET: lambda n, i: self._forget(i[1]),
+            Control.KEEP: lambda n, i: answer(store, transfers, self.lane, i[1], i[2]),
         }
 
     def _operand(self, ref: Ref) -> Any:

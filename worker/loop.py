@@ -59,9 +59,10 @@ class Session:
 
     executor: Executor
 
-    def __init__(self, id: bytes, events: Outlet, lane: int, owner: Identity) -> None:
+    def __init__(self, id: bytes, events: Outlet, lane: int, owner: Identity, life: int) -> None:
         self.id = id
         self.lane = lane
+        self.life = life  # of the session: it counts how often all its lanes were made anew
         self.owner = owner  # the frontend's process
         self.batches: deque[m.Batch] = deque()
         self._events = events
@@ -74,7 +75,7 @@ class Session:
     def report(self, message: Message) -> None:
         if type(message) is m.Flagged and self.progress is not None:
             self.progress[cell(self.progress, FLAGGED, self.lane)] += 1
-        self._events.send(encode(message))
+        self._events.send(encode(message if not self.life else m.aged(message, self.life)))
 
     def tell(self, lane: int, message: Message) -> None:
         peer = self._peers.get(lane)
@@ -151,6 +152,7 @@ class Worker:
         self._handlers: dict[type[Any], Callable[[bytes, Any], None]] = {
             m.Hello: self._hello,
             m.Peers: self._introduce,
+            m.Restore: self._restore,
             m.Batch: self._queue,
             m.Returned: self._returned,
             m.PeerGone: self._peer_gone,
@@ -327,6 +329,8 @@ class Worker:
     # -- sessions
 
     def _hello(self, sender: bytes, hello: m.Hello) -> None:
+        self._end_former(hello)
+        events = Outlet(hello.events, events=True)
         reason = self._why_not(sender, hello)
         link = self._network.link(hello.events, hello.session if reason is None else None)
         events = Outlet(self._speakable(sender, hello.events), events=True, link=link)
@@ -337,8 +341,16 @@ class Worker:
             except Exception as error:
                 _log_error()
                 reason = str(error)
-        events.send(encode(m.Refused(hello.lane, reason)))
+        events.send(encode(m.aged(m.Refused(hello.lane, reason), hello.options.get("life", 0))))
         events.close()
+
+    def _end_former(self, hello: m.Hello) -> None:
+        """The session begins a new life: what is here of the former one goes first."""
+        for id in hello.options.get("former", ()):
+            name = self._names.get(id, b"")
+            former = self._sessions.get(name)
+            if former is not None and former.owner == parse_identity(hello.identity):
+                self._end(name, linger_ms=0)
 
     def _open(self, sender: bytes, hello: m.Hello, events: Outlet) -> None:
         """Make the lane of a session."""
@@ -350,7 +362,7 @@ class Worker:
             identity=self.identity,
             options=self._config.options,
         )
-        session = Session(hello.session, events, hello.lane, owner)
+        session = Session(hello.session, events, hello.lane, owner, options.get("life", 0))
         try:
             window = options.get("window", 1024)
             executor = Executor(
@@ -428,6 +440,11 @@ class Worker:
             return endpoint
         raise ProtocolError(f"a session of {'another' if self.inbox.is_remote(sender) else 'this'} machine cannot be "
                             f"spoken to at {endpoint!r}")  # fmt: skip
+
+    def _restore(self, sender: bytes, message: m.Restore) -> None:
+        session = self._sessions.get(sender)
+        if session is not None:
+            session.executor.restore(message)
 
     def _queue(self, sender: bytes, batch: m.Batch) -> None:
         session = self._sessions.get(sender)

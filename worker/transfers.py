@@ -108,6 +108,14 @@ class Transfers:
         else:
             self._notify(COMPUTE, ("fence", request))
 
+    def answer(self, value: Value) -> None:
+        """A KEEP's answer that is known already."""
+        self._report(value)
+
+    def answer_behind(self, request: int, found: list[Any]) -> None:
+        """Answer a KEEP with [place, failure], which are filled in when the queue has come so far."""
+        self._notify(COMPUTE, ("kept", request, found))
+
     def _depart(self, target: int, ticket: int, place: Any) -> None:
         if type(place) is tuple:
             self._lent_to.setdefault(target, set()).add(ticket)
@@ -306,6 +314,8 @@ class Transfers:
         match token:
             case ("fence", request):
                 self._report(Value(self._lane, request, None, None))
+            case ("kept", request, (place, failure)):
+                self._report(Value(self._lane, request, place, failure))
             case ("read", request, host, nbytes, found):
                 place = None if found[0] else self._host_place(-request, host, nbytes, -1)
                 self._finish(host, place)

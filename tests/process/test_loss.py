@@ -197,7 +197,7 @@ def test_what_an_earlier_life_still_says_is_not_heard(session: il.Session) -> No
         for message in (
             m.Completed(lost.index, 10**6),
             m.Released(lost.index, (1, 2)),
-            m.Lost(lost.index, "again"),
+            m.Lost((lost.index, lost.worker.identity.incarnation), "again"),
         ):
             session._take(message)
     assert lane.completed < 10**6
@@ -262,7 +262,7 @@ def test_closing_while_a_worker_starts_again_does_not_wait_for_it(
     thread = threading.Thread(target=restart)
     thread.start()
     assert session.lives is not None
-    becomes(lambda: session.lives._source._starting)  # type: ignore[union-attr, attr-defined]
+    becomes(lambda: session.lives.source._starting)  # type: ignore[union-attr, attr-defined]
     begun = time.monotonic()
     session.close()
     assert time.monotonic() - begun < SOON_S
