@@ -16,6 +16,7 @@ import pytest
 import interlock as il
 from interlock.coordinator import lives, restarts, workers
 from interlock.protocol import messages as m
+from interlock.protocol.codec import encode
 
 from .programs import address_of, becomes, gone, kill, launcher
 
@@ -193,13 +194,12 @@ def test_what_an_earlier_life_still_says_is_not_heard(session: il.Session) -> No
     y = il.ones(3, device="cpu:1")
     pending = session.ask(y._lane, y._ref, None)
     request = next(iter(session._pending))
-    with session.lock:
-        for message in (
-            m.Completed(lost.index, 10**6),
-            m.Released(lost.index, (1, 2)),
-            m.Lost((lost.index, lost.worker.identity.incarnation), "again"),
-        ):
-            session._take(message)
+    for message in (
+        m.Completed(lost.index, 10**6),
+        m.Released(lost.index, (1, 2)),
+        m.Lost((lost.index, lost.worker.identity.incarnation), "again"),
+    ):
+        session._handle(encode(message))
     assert lane.completed < 10**6
     assert session.receiver.wait(pending, 30)
     assert request not in session._pending
