@@ -16,7 +16,6 @@ import pytest
 import interlock as il
 from interlock.coordinator import lives, restarts, workers
 from interlock.protocol import messages as m
-from interlock.protocol.codec import encode
 
 from .programs import address_of, becomes, gone, kill, launcher
 
@@ -199,7 +198,7 @@ def test_what_an_earlier_life_still_says_is_not_heard(session: il.Session) -> No
         m.Released(lost.index, (1, 2)),
         m.Lost((lost.index, lost.worker.identity.incarnation), "again"),
     ):
-        session._handle(encode(message))
+        session._handle_whole(message)
     assert lane.completed < 10**6
     assert session.receiver.wait(pending, 30)
     assert request not in session._pending
