@@ -1,12 +1,14 @@
 # make train   set up and run the main job: train the two-layer MLP over one CPU worker and two device workers
 # make test    set up and pass the tests, what CI runs
+# make chaos   random programs while workers are killed, stopped, late and out of memory, and the program interrupted
 # make lint    ruff, mypy, import-linter (the tests run them as well)
 # make bench   what everything costs, next to NumPy or to what the machine allows, and whether the budgets are met
 # make bench-peers   the same work on Interlock, JAX, PyTorch, Ray, Dask and mpi4py; makes environments in .peers
 # make clean   remove what these made
 #
 # Everything goes into .venv. PYTHON=python3.12 chooses another interpreter (3.11 or newer);
-# TRAIN="--devices cpu:0,sim:0,sim:1", TEST="tests/pure -k views" and BENCH="--quick" pass options on.
+# TRAIN="--devices cpu:0,sim:0,sim:1", TEST="tests/pure -k views", CHAOS="--seed 7 --rounds 1000" and BENCH="--quick" pass
+# options on.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -19,15 +21,19 @@ endif
 endif
 TRAIN ?=
 TEST ?=
+CHAOS ?=
 BENCH ?=
 
-.PHONY: train test lint bench bench-peers clean
+.PHONY: train test chaos lint bench bench-peers clean
 
 train: $(VENV)/with-examples
 	$(VENV)/bin/python $(strip examples/mlp.py $(TRAIN))
 
 test: $(VENV)/with-tests build/types
 	$(VENV)/bin/python -m $(strip pytest $(TEST))
+
+chaos: $(VENV)/with-tests
+	$(VENV)/bin/python -m $(strip tests.stress.chaos $(CHAOS))
 
 lint: $(VENV)/with-tests build/types
 	$(VENV)/bin/python -m pytest tests/pure/test_style.py

@@ -158,12 +158,12 @@ def facts_of(steps: list[Step]) -> tuple[list[Fact], dict[int, Expected]]:
 class ChaosPlayer(Player):
     """Plays a program in which any step may fail for a fault, and knows which may."""
 
-    def __init__(self, session: il.Session, setting: Setting, killed: frozenset[int], counts: Counter[str]) -> None:
-        super().__init__(session, setting)
+    def __init__(self, hands: Hands, setting: Setting, killed: frozenset[int]) -> None:
+        super().__init__(hands.session, setting)
         self.patience_s = ENDS_S
         self.killed = killed
-        self.interrupted = False
-        self.counts = counts
+        self.counts = hands.counts
+        self._hands = hands
         self._buffer: dict[int, int] = {}  # of each variable
         self._ancestors: dict[int, frozenset[int]] = {}  # by buffer: devices on which something of it has lived
         self._unknown: set[int] = set()  # buffers that a step should have written which was skipped
@@ -227,7 +227,7 @@ class ChaosPlayer(Player):
                 self._unknown.add(buffer)
             elif alone and buffer not in reads:
                 self._unknown.discard(buffer)
-        if self.killed & ancestors or self.interrupted or self.setting.may_run_out:
+        if self.killed & ancestors or self._hands.interrupted or self.setting.may_run_out:
             self._unknown.update(fact.spared)  # where what is shuffled was lost, the generator has not moved
 
     def skip(self, fact: Fact) -> None:
@@ -239,7 +239,7 @@ class ChaosPlayer(Player):
         return frozenset().union(*[self._ancestors.get(buffer, frozenset()) for buffer in buffers])
 
     def _note_interrupt(self) -> None:
-        self.interrupted = True
+        self._hands.interrupted = True  # it may have dropped what other programs of the round have issued, too
         self.counts["interrupts that came out"] += 1
 
     def _explain(self, error: Exception, ancestors: frozenset[int], what: str) -> None:
@@ -254,7 +254,7 @@ class ChaosPlayer(Player):
             raise Wrong(f"{what} hangs: {error}") from None
         if not (
             (isinstance(error, il.WorkerLost) and self.killed & ancestors)
-            or (isinstance(error, il.Cancelled) and self.interrupted)
+            or (isinstance(error, il.Cancelled) and self._hands.interrupted)
             or (isinstance(error, il.OutOfDeviceMemory) and self.setting.may_run_out)
         ):
             raise Wrong(f"{what} raises {name}, which no fault here explains: {error}\n{notes}") from error
@@ -352,6 +352,7 @@ class Hands:
     session: il.Session
     faults: tuple[Fault, ...]
     counts: Counter[str]
+    interrupted: bool = False  # an interrupt has come out of a call
     _timers: list[threading.Timer] = field(default_factory=list)
     _fds: list[int] = field(default_factory=list)
 
@@ -422,7 +423,7 @@ def play(session: il.Session, setting: Setting, round_: Round, counts: Counter[s
 
 def _play_plain(session: il.Session, setting: Setting, round_: Round, hands: Hands, counts: Counter[str]) -> None:
     facts, left = facts_of(round_.steps)
-    chaos = ChaosPlayer(session, setting, round_.killed, counts)
+    chaos = ChaosPlayer(hands, setting, round_.killed)
     try:
         for at, fact in enumerate(facts):
             hands.before(at)
@@ -446,7 +447,7 @@ def _play_captured(session: il.Session, setting: Setting, round_: Round, hands: 
     split = captured.Split(round_.steps)
     inside, given, returned = split.inside()
     step = il.capture(captured.function_of(inside, tuple(session.devices), returned))
-    players = [ChaosPlayer(session, setting, round_.killed, counts) for _ in split.parts]
+    players = [ChaosPlayer(hands, setting, round_.killed) for _ in split.parts]
     models = [Model() for _ in split.parts]
     turns = sum(len(parts[0]) + 1 + len(parts[2]) for parts in split.parts)
     due = sorted((fault.at * turns // (len(round_.steps) + 1), fault) for fault in round_.faults)
@@ -599,8 +600,9 @@ def run(
     rounds: int | None = None,
     seconds: float | None = None,
     say: Callable[[str], None] | None = None,
+    hang_ends: bool = False,
 ) -> Counter[str]:
-    """Rounds of a seed: so many, or for so long.
+    """Rounds of a seed: so many, or for so long; `hang_ends` the process, with all stacks, where even a limit hangs.
 
     Raises:
         Failed: one went wrong.
@@ -625,7 +627,8 @@ def run(
                 try:
                     while more() and number // SERIES == series:
                         round_ = round_of(seed, number)
-                        faulthandler.dump_traceback_later(HANG_S, exit=True)
+                        if hang_ends:
+                            faulthandler.dump_traceback_later(HANG_S, exit=True)
                         started = time.monotonic()
                         play(session, setting, round_, counts)
                         number += 1
@@ -636,7 +639,6 @@ def run(
                         )
                         if say is not None and number % 50 == 0:
                             say(f"round {number}: {dict(sorted(counts.items()))}")
-                    faulthandler.dump_traceback_later(HANG_S, exit=True)
                     end(session, round_.close_with, counts)
                 finally:
                     faulthandler.cancel_dump_traceback_later()
@@ -669,7 +671,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"seed {chosen.seed}", flush=True)
     rounds = 1000 if chosen.rounds is None and chosen.seconds is None else chosen.rounds
     try:
-        counts = run(chosen.seed, chosen.first, rounds, chosen.seconds, lambda line: print(line, flush=True))
+        counts = run(chosen.seed, chosen.first, rounds, chosen.seconds, lambda line: print(line, flush=True), True)
     except Failed as failed:
         print(failed, file=sys.stderr)
         return 1
