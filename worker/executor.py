@@ -772,7 +772,7 @@ class Executor:
 
         def launch(n: int, instruction: Instruction, *arguments: Any) -> None:
             named = _named(instruction)  # here: what raises in the queue is the end of the device, for everybody
-            self.device.launch(COMPUTE, self._body, n, instruction, named, call, self._run_in_hand, *arguments)
+            self.device.launch(COMPUTE, self._contained, n, instruction, named, call, self._run_in_hand, *arguments)
 
         def simple(n: int, instruction: Instruction) -> None:
             code, out, spec, *refs = instruction
@@ -791,6 +791,20 @@ class Executor:
             launch(n, instruction, target, values, static)
 
         return {4 * operation.number + form: simple if form != GENERAL else general for form in range(4)}
+
+    def _contained(self, n: int, instruction: Instruction, named: tuple[tuple[int, ...], ...], *rest: Any) -> None:
+        """The body, in the queue: an instruction that makes no sense fails, and is not the end of the device."""
+        try:
+            self._body(n, instruction, named, *rest)  # type: ignore[arg-type]
+        except DeviceLost:
+            raise
+        except Exception as error:  # not the kernel's, which the body sees to: of what is said about it
+            words = "".join(traceback.format_exception(error))
+            failure = Failure((self.lane, n), type(error).__name__, str(error), words, "an instruction", ())
+            root, kind, text, _, detail, _ = failure
+            self._late.append(Failed(self.lane, n, root, kind, text, words, detail, 0))
+            for buffer in named[1]:
+                self._store.failures[buffer] = failure
 
     def _body(
         self,

@@ -63,6 +63,8 @@ class Finiteness:
 
     def _bring(self, handler: Handler, n: int, instruction: Instruction) -> None:
         handler(n, instruction)
+        if type(instruction[1]) is not int:  # what raises in the queue is the end of the device, for everybody
+            raise TypeError(f"{str(instruction[1])[:50]!r} is no buffer's number")
         array = self._arrays[instruction[1]]
         self._device.launch(COMPUTE, self._look_at_what_came, n, instruction, array)
 

@@ -16,9 +16,9 @@ from interlock.protocol import messages as m
 from interlock.protocol.codec import decode, encode
 from interlock.protocol.identity import own_identity
 from interlock.protocol.letters import Letters
-from interlock.protocol.operations import table_hash
+from interlock.protocol.operations import BY_NAME, table_hash
 from interlock.protocol.sockets import Events, Outlet, ipc
-from interlock.protocol.tcp import Link, listening_endpoint
+from interlock.protocol.tcp import Link, Listening, listening_endpoint, new_pair
 
 from .far import far_worker, inner_pid, listening, own_keys
 from .programs import Program, address_of, becomes, kill, program
@@ -239,8 +239,10 @@ class Raw:
         self.id = os.urandom(16)
         self.events = Events(ipc(folder, "events"), f"inproc://raw-{self.id.hex()}")
         self.outlet = Outlet(where, name=b"s" + self.id, link=Link(pair))
-        me = tuple(own_identity())
-        hello = m.Hello(m.PROTOCOL_VERSION, table_hash(), self.id, me, 0, self.events.endpoint, {})
+        me, heard_at = tuple(own_identity()), self.events.endpoint
+        if where.startswith("tcp://"):
+            heard_at = self.events.listen(Listening("tcp://127.0.0.1:0", new_pair(), lambda public: True))
+        hello = m.Hello(m.PROTOCOL_VERSION, table_hash(), self.id, me, 0, heard_at, {})
         self.outlet.send(encode(hello._replace(**changes)))
 
     def hears(self) -> object:
@@ -260,25 +262,27 @@ def session(up: Program, own: Path) -> Iterator[il.Session]:
 
 
 def test_nobody_from_elsewhere_stops_a_worker_or_tells_it_that_a_program_has_ended(
-    session: il.Session, own: Path, runtime: Path
+    session: il.Session, own: Path, runtime: Path, tmp_path: Path
 ) -> None:
     x = il.ones(3, device="cpu:0")
-    pair = keys.load(own).client
-    assert pair is not None
-    lane = session.lanes[0]
     local = ipc(next((runtime / "interlock").glob("*/w0.1")).parent, "w0.1")
-    for where in (lane.worker.endpoint, local):
-        stranger = Outlet(where, link=Link(pair))
-        if where != local:  # whoever may enter the folder may kill the worker as well
-            stranger.send(encode(m.Stop()))
-        stranger.send(encode(m.Lost(session.id, "forged")))
-        stranger.send(encode(m.Goodbye()))
-        stranger.close(linger_ms=5000)
     letters = Letters(local)
     for message in (m.Stop(), m.Lost(session.id, "forged"), m.Goodbye()):
         assert letters.send(encode(message))
     letters.close()
-    assert (x + 1).to("cpu:1").tolist() == [2.0] * 3
+    for where in (session.lanes[0].worker.endpoint, local):
+        raw = Raw(where, own, tmp_path)
+        assert type(raw.hears()) is m.Welcome
+        if where != local:  # whoever may enter the folder may kill the worker as well
+            raw.outlet.send(encode(m.Stop()))
+        raw.outlet.send(encode(m.Lost(session.id, "forged")))
+        raw.outlet.send(encode(m.Inspect(1)))
+        assert type(raw.hears()) is m.Inspected  # so all before it has been heard
+        raw.close()
+        again = Raw(where, own, tmp_path)  # a worker that was told to stop would be gone before
+        assert type(again.hears()) is m.Welcome
+        again.close()
+        assert (x + 1).to("cpu:1").tolist() == [2.0] * 3
 
 
 def test_a_session_reaches_no_array_of_another(session: il.Session, own: Path, runtime: Path, tmp_path: Path) -> None:
@@ -348,6 +352,38 @@ def test_bytes_are_never_taken_for_objects(dtype: str, device: str, local: dict[
     raw.outlet.send(encode(m.Batch(5, ((1, (1,), dtype, (8,)),), tuple(forged))))
     while not isinstance(heard, m.Refused):  # an array of that is no instruction's failure, it makes no sense
         heard = raw.hears()
+    raw.close()
+
+
+NAMED = 4 * BY_NAME["named"].number + m.GENERAL
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        (m.Control.FREE, {}),
+        (m.Control.FREE, 2.5),
+        (4 * 83 + m.SCALAR_RIGHT, 3, 2, 2, {}),
+        (4 * 83 + m.SCALAR_RIGHT, "x", 2, 2, 1.0),
+        (NAMED, 3, (2,), (2,), (), None),
+        (NAMED, 3, (2,), (2,), ("negative", 7), None),
+        (NAMED, 3, (2,), (2,), ("negative", (("(", ("@", 0)), ("{", "dtype", "O"))), None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", ["cpu:0", "sim:0"])
+def test_an_instruction_that_makes_no_sense_is_not_the_end_of_a_device(
+    forged: tuple[object, ...], device: str, local: dict[str, str], tmp_path: Path
+) -> None:
+    """What raised in a device's queue ended the device, for every session on it."""
+    raw = Raw(local[device], Path(local["keys"]), tmp_path)
+    assert type(raw.hears()) is m.Welcome
+    make = (m.Control.UPLOAD, 2, 2, bytes(8))
+    raw.outlet.send(encode(m.Batch(1, ((2, (1,), "<f8", (8,)),), (make, forged, (m.Control.FENCE, 1)))))
+    heard = raw.hears()
+    while not isinstance(heard, (m.Value, m.Refused)):
+        heard = raw.hears()
+    assert not (isinstance(heard, m.Refused) and "is broken" in heard.reason), heard
     raw.close()
 
 

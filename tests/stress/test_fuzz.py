@@ -84,7 +84,7 @@ class RawSession:
         me, options = tuple(fuzzer.me), {"memory": 1 << 24}
         hello = m.Hello(m.PROTOCOL_VERSION, table_hash(), self.id, me, 0, endpoint, options)
         self._stranger.throw([encode(hello)])
-        answer = self._events.receive(20.0)
+        answer = self._events.receive(90.0)
         assert answer is not None, "the worker does not answer a session"
         assert type(decode(answer)) is m.Welcome, decode(answer)
         self._next = 1
