@@ -330,7 +330,6 @@ class Worker:
 
     def _hello(self, sender: bytes, hello: m.Hello) -> None:
         self._end_former(hello)
-        events = Outlet(hello.events, events=True)
         reason = self._why_not(sender, hello)
         link = self._network.link(hello.events, hello.session if reason is None else None)
         events = Outlet(self._speakable(sender, hello.events), events=True, link=link)
