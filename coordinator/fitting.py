@@ -28,9 +28,11 @@ Array = np.ndarray[Any, Any]
 
 SMALL: Final = 256  # elements of all operands together, up to which the sample has the real shapes
 LARGEST: Final = 1 << 14  # elements that a sample may have
+LARGEST_OF_CUBIC: Final = 1 << 10  # the same of a matrix that is decomposed
 LARGEST_REAL: Final = 1 << 16  # elements of the real shapes with which a refusal is made sure of
 LEAST: Final = 4  # the smallest extent that stands for a larger one
 GROWTH: Final = 2
+FAR: Final = (40, 15, 5, 2)  # times that growth, the first for which the sample is not too large
 APART: Final = 2 * GROWTH + 1  # between two extents that stand for different ones: each can grow twice below the next
 
 # What depends on the values of the operands: shapes, or dtypes (`roots` of real polynomials may be real).
@@ -188,11 +190,14 @@ class _Call:
         if not self.growing:
             return tuple([_promise(each, each.shape) for each in base])
         slopes = {extent: self._slopes(extent, shapes) for extent in self.growing}
-        together = self._shapes(self._grown(self.growing))
+        # All of them together, and far: functions with steps, such as `packbits`, look linear to small growth.
+        limit = LARGEST_OF_CUBIC if self.name.startswith("linalg.") else LARGEST
+        times = next((times for times in FAR if self._size(times) <= limit), 1)
+        together = self._shapes(self._grown(self.growing, times))
         real = []
         for place, shape in enumerate(shapes):
             steps = [sum(slopes[extent][place][axis] for extent in self.growing) for axis in range(len(shape))]
-            if together[place] != tuple([e + step for e, step in zip(shape, steps, strict=True)]):
+            if together[place] != tuple([e + times * step for e, step in zip(shape, steps, strict=True)]):
                 raise NotFitting
             real.append(
                 tuple(
@@ -206,6 +211,11 @@ class _Call:
 
     def _grown(self, extents: list[int], times: int = 1) -> dict[int, int]:
         return {each: small + GROWTH * times * (each in extents) for each, small in self.small.items()}
+
+    def _size(self, times: int) -> int:
+        """Of all operands of a sample whose extents have grown so often."""
+        extents = self._grown(self.growing, times)
+        return sum(math.prod([extents[extent] for extent in each.shape]) for each in self.operands)
 
     def _times(self, extent: int) -> int:
         return (extent - self.small[extent]) // GROWTH

@@ -27,8 +27,9 @@ def session(request: pytest.FixtureRequest) -> Iterator[il.Session]:
         yield session
 
 
-def made(dtype: str) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays that the calls name."""
+def made(dtype: str, large: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays that the calls name; `large`: with more elements than a sample of the real shapes has."""
+    m, n, k = (30, 40, 400) if large else (3, 4, 4)
     rng = np.random.default_rng(1)
 
     def some(*shape: int) -> np.ndarray[Any, Any]:
@@ -39,13 +40,14 @@ def made(dtype: str) -> dict[str, np.ndarray[Any, Any]]:
             values = values + 1j * rng.random(shape)
         return np.asarray(values).astype(dtype)
 
-    square = some(3, 3)
+    square = some(m, m)
     return {
-        "a": some(3, 4), "b": some(3, 4), "v": some(4), "w": some(4), "c": some(2, 3, 4), "r": np.sort(some(4)),
-        "s": (some(3, 3) + np.eye(3) * 9).astype(dtype), "p": (square @ square.conj().T + np.eye(3) * 20).astype(dtype),
-        "i": rng.integers(0, 3, 4), "j": rng.integers(0, 3, 4), "k": rng.integers(0, 3, 12).astype(dtype),
-        "m": rng.random((3, 4)) > 0.5, "n": rng.random(4) > 0.5, "u": rng.integers(0, 9, 8).astype("u1"),
-        "z": some(3, 4) + 1j * some(3, 4), "o": np.zeros((3, 4), dtype), "q": np.zeros((3, 4), dtype),
+        "a": some(m, n), "b": some(m, n), "v": some(k), "w": some(k), "c": some(2, m, n), "r": np.sort(some(k)),
+        "s": (some(m, m) + np.eye(m) * 9 * m).astype(dtype), "k": rng.integers(0, 3, 12).astype(dtype),
+        "p": (square @ square.conj().T + np.eye(m) * 20).astype(dtype), "u": rng.integers(0, 9, 2 * k).astype("u1"),
+        "i": rng.integers(0, 3, k), "j": rng.integers(0, 3, k), "m": rng.random((m, n)) > 0.5,
+        "n": rng.random(n) > 0.5, "z": some(m, n) + 1j * some(m, n), "o": np.zeros((m, n), dtype),
+        "q": np.zeros((m, n), dtype),
     }  # fmt: skip
 
 
@@ -106,9 +108,17 @@ def test_numpys_other_ways_give_what_they_give_on_numpys_arrays(session: il.Sess
     assert not wrong, "\n".join(wrong)
 
 
-def differences(session: il.Session, text: str, dtype: str) -> list[str]:
+def test_what_small_samples_tell_holds_for_large_arrays(session: il.Session) -> None:
+    if session.devices[0].kind == "sim":
+        pytest.skip("samples know no devices")
+    texts = [*[text for name, text in CALLS.items() if _there(name)], *EXPRESSIONS]
+    wrong = [each for text in texts for each in differences(session, text, "f8", large=True)]
+    assert not wrong, "\n".join(wrong)
+
+
+def differences(session: il.Session, text: str, dtype: str, large: bool = False) -> list[str]:
     """In what an expression, and what it changes, differs from NumPy's."""
-    theirs = made(dtype)
+    theirs = made(dtype, large)
     ours = {key: il.asarray(each, device=session.devices[0]) for key, each in theirs.items() if key in _names(text)}
     theirs = {key: theirs[key] for key in ours}
     wanted, found = outcome(text, theirs), outcome(text, ours)
