@@ -4,7 +4,8 @@ What a round does is a function of the seed and the round's number alone: the pr
 comes before which step (when a fault comes *within* a step is up to the processes). After each round every array that
 is read is right, bit for bit, or raises a named error that one of the faults can have caused: `WorkerLost` only where
 something of it lived on a killed worker, `Cancelled` only after an interrupt, `OutOfDeviceMemory` only where memory is
-short. Nothing waits for ever, living workers are empty when all was dropped, and a closed session leaves nothing.
+short; with `recover=True` nothing is lost. Nothing waits for ever, living workers are empty when all was dropped, and a
+closed session leaves nothing.
 
     python -m tests.stress.chaos --seed 1 --rounds 1000        from the repository's root
     python -m tests.stress.chaos --seed 1 --first 17 --rounds 1   round 17 of these alone, with a session of its own
@@ -56,6 +57,8 @@ SETTINGS: Final = (
     (2, Setting("sim:0,sim:1,sim:2", options={"seed": 0})),
     (2, Setting(SIMS, memory=2 << 20, options={"seed": 0}, may_run_out=True)),
     (2, Setting(SIMS, options={"seed": 0, "oom_at": 30}, may_run_out=True)),
+    (1, Setting(HOST, recover=True)),
+    (1, Setting(SIMS, options={"seed": 0}, recover=True)),
 )
 FAULTS: Final = (
     (2, ()),
@@ -161,7 +164,7 @@ class ChaosPlayer(Player):
     def __init__(self, hands: Hands, setting: Setting, killed: frozenset[int]) -> None:
         super().__init__(hands.session, setting)
         self.patience_s = ENDS_S
-        self.killed = killed
+        self.killed = frozenset() if setting.recover else killed
         self.counts = hands.counts
         self._hands = hands
         self._buffer: dict[int, int] = {}  # of each variable
@@ -538,7 +541,12 @@ def handled() -> Iterator[None]:
 
 def open_session(setting: Setting) -> il.Session:
     session = il.connect(
-        setting.devices, gate=setting.gate, options=dict(setting.options), window=setting.window, memory=setting.memory
+        setting.devices,
+        gate=setting.gate,
+        options=dict(setting.options),
+        window=setting.window,
+        memory=setting.memory,
+        recover=setting.recover,
     )
     if setting.memory:  # the workers are to run out of it, not the uploads, which say so when they are issued
         session._arena.limit_bytes = 1 << 30
@@ -632,7 +640,10 @@ def run(
                         started = time.monotonic()
                         play(session, setting, round_, counts)
                         number += 1
-                        revive(session, round_.killed, counts)
+                        if not setting.recover:
+                            revive(session, round_.killed, counts)
+                        elif round_.killed:
+                            counts["rounds with a recovery"] += 1
                         counts["rounds"] += 1
                         counts["round, longest, ms"] = max(
                             counts["round, longest, ms"], int((time.monotonic() - started) * 1000)

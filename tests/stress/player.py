@@ -38,6 +38,7 @@ class Setting:
     window: int = 1024
     memory: int | None = None
     known: int = lane.KNOWN  # specs that a worker is made to remember
+    recover: bool = False  # what a lost worker had comes back
     may_run_out: bool = False  # of memory: then an array may be an OutOfDeviceMemory instead of right
 
     def reseeded(self, seed: int) -> Setting:
@@ -47,7 +48,12 @@ class Setting:
     @contextlib.contextmanager
     def session(self) -> Iterator[il.Session]:
         session = il.connect(
-            self.devices, gate=self.gate, options=dict(self.options), window=self.window, memory=self.memory
+            self.devices,
+            gate=self.gate,
+            options=dict(self.options),
+            window=self.window,
+            memory=self.memory,
+            recover=self.recover,
         )
         if self.memory:  # the workers are to run out of it, not the uploads, which say so when they are issued
             session._arena.limit_bytes = 1 << 30
