@@ -33,7 +33,7 @@ def _viewing(function: Any, frozen: bool = False) -> Callable[..., Any]:
 def _nest(array: Array, found: Any, frozen: bool) -> Any:
     if isinstance(found, (tuple, list)):
         return type(found)([_nest(array, each, frozen) for each in found])
-    if isinstance(found, np.generic):  # of an array without axes NumPy gives the element
+    if isinstance(found, np.generic) and not array.ndim:  # of an array without axes NumPy gives the element
         return array._view((array._spec, array._offset), frozen)
     return array._view(views.placed(found, array._offset), frozen)
 
@@ -77,12 +77,22 @@ def _broadcast_arrays(*args: Any, subok: bool = False) -> Any:
     return tuple([functions.broadcast_to(each, shape) for each in arrays])
 
 
+def _unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
+    """Not NumPy's own, which gives elements where no axis is left."""
+    array = functions.asarray(x)
+    if not array.ndim:
+        raise ValueError("Input array must be at least 1-d.")
+    return tuple(functions.moveaxis(array, axis, 0))
+
+
 def _all() -> dict[Any, Callable[..., Any]]:
-    names = "flip fliplr flipud rot90 split array_split hsplit vsplit dsplit rollaxis matrix_transpose unstack"
+    names = "flip fliplr flipud rot90 split array_split hsplit vsplit dsplit rollaxis matrix_transpose"
     found: dict[Any, Callable[..., Any]] = {}
     for name in names.split():
         if hasattr(np, name):  # some are newer than the oldest NumPy that will do
             found[getattr(np, name)] = _viewing(getattr(np, name))
+    if hasattr(np, "unstack"):
+        found[np.unstack] = _unstack
     for name in ("atleast_1d", "atleast_2d", "atleast_3d"):
         found[getattr(np, name)] = _at_least(getattr(np, name))
     found[np.diagonal] = _diagonal_view

@@ -215,7 +215,7 @@ CALLS: Final[dict[str, str]] = {
     "unique_values": "np.sort(np.unique_values(k))",
     "unpackbits": "np.unpackbits(u)",
     "unravel_index": "np.unravel_index(i, (2, 3))",
-    "unstack": "np.unstack(a)",
+    "unstack": "np.unstack(a), np.unstack(v), np.unstack(c, axis=-1)",
     "unwrap": "np.unwrap(r * 3)",
     "vander": "np.vander(v, 3)",
     "var": "np.var(a, correction=1)",
