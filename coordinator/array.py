@@ -473,14 +473,14 @@ class Array(Handle):
         made: Array = call(BY_NAME["conjugate"], (self,))
         return made
 
-    def dot(self, other: Any, out: Any = None) -> Array:
+    def dot(self, b: Any, out: Any = None) -> Array:
         made: Array
-        if out is not None or np.ndim(other) > 2 or self.ndim > 2:
+        if out is not None or np.ndim(b) > 2 or self.ndim > 2:
             from .protocols import by_name
 
-            made = by_name(np.dot, (self, other), {"out": out})
+            made = by_name(np.dot, (self, b), {"out": out})
         else:
-            made = self @ other if self.ndim and np.ndim(other) else self * other
+            made = self @ b if self.ndim and np.ndim(b) else self * b
         return made
 
     # -- ndarray's other methods that NumPy has as functions, too, come behind the class

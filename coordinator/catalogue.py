@@ -91,6 +91,7 @@ def _standard() -> Iterator[str]:
     more: dict[str, Callable[[], str]] = {"argsort": lambda: "`descending`", "sort": lambda: "`descending`"}
     for name, said in more.items():
         yield f"| `il.{name}` | {OWN}, with {said()} |"
+    yield f"| `il.unique_values` | {WAITS}; in order |"
     for alias, name in sorted(functions.ALIASES.items()):
         yield f"| `il.{alias}` | {OWN}, as `{name}` |"
 

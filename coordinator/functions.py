@@ -254,8 +254,9 @@ def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Where = None) 
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def function(x: Any, *args: Any, **options: Any) -> Any:
-        return getattr(asarray(x), name)(*args, **options)
+    def function(*args: Any, **options: Any) -> Any:
+        x, *rest = args or (options.pop("a"),)
+        return getattr(asarray(x), name)(*rest, **options)
 
     function.__name__ = function.__qualname__ = name
     function.__wrapped__ = getattr(np, name)  # type: ignore[attr-defined]  # its signature is this one's
@@ -265,7 +266,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 _METHODS = (
     "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "round",
-    "reshape", "swapaxes", "squeeze", "ravel", "dot",
+    "swapaxes", "squeeze", "ravel", "dot",
 )  # fmt: skip
 for _name in _METHODS:
     globals()[_name] = _method(_name)
@@ -276,6 +277,11 @@ amin = globals()["min"]
 
 def _one(name: str, x: Any, *static: Any) -> Array:
     return _make(name, (asarray(x),), static, None)
+
+
+def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:
+    """A view of this shape where there is one, else a copy."""
+    return asarray(x).reshape(shape, order=order, copy=copy)
 
 
 def copy(x: Any, order: str = "K") -> Array:
@@ -371,6 +377,12 @@ def _join(name: str, arrays: Any, axis: Any, dtype: Any) -> Array:
     return made
 
 
+def unique_values(x: Any, /) -> Array:
+    """The different elements, in order, as code relies on it; NumPy's function of this name gives them as they come."""
+    made: Array = named.call("unique", (asarray(x),), {"equal_nan": False})
+    return made
+
+
 def from_dlpack(x: Any, /, *, device: Where = None, copy: bool | None = None) -> Array:
     """An array with the elements of another library's, which lie in the host's memory."""
     if isinstance(x, Array):
@@ -438,9 +450,9 @@ def __getattr__(name: str) -> Any:
 OWN = (
     *[operation.name for operation in OPERATIONS if operation.kind == "ufunc"], *_METHODS,
     "abs", "amax", "amin", "arange", "argsort", "array", "asarray", "astype", "broadcast_to", "clip", "concat",
-    "concatenate", "conj", "copy", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace", "mod",
-    "moveaxis", "ones", "ones_like", "permute_dims", "pow", "sort", "stack", "transpose", "tril", "triu", "true_divide",
-    "where", "zeros", "zeros_like",
+    "concatenate", "conj", "copy", "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "linspace",
+    "mod", "moveaxis", "ones", "ones_like", "permute_dims", "pow", "reshape", "sort", "stack", "transpose", "tril",
+    "triu", "true_divide", "where", "zeros", "zeros_like",
 )  # fmt: skip
 ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
@@ -449,11 +461,11 @@ ALIASES = {
 }  # fmt: skip
 for _alias, _name in ALIASES.items():
     globals()[_alias] = globals()[_name]
-# Answered without a worker.
+# Not what NumPy's functions of these names do on Interlock's arrays; most are answered without a worker.
 _HERE = (
     "broadcast_shapes", "can_cast", "common_type", "einsum_path", "finfo", "from_dlpack", "iinfo", "iscomplexobj",
     "isdtype", "isrealobj", "may_share_memory", "ndim", "promote_types", "result_type", "shape", "shares_memory",
-    "size",
+    "size", "unique_values",
 )  # fmt: skip
 _FIXED = frozenset((*OWN, *ALIASES, *_HERE))
 BY_NAME_ONLY = frozenset(
