@@ -16,7 +16,7 @@ import numpy as np
 
 from ..protocol.operations import BY_NAME
 from ..protocol.specs import Spec
-from . import asked, issue, named, views
+from . import answers, asked, issue, named, views
 from .events import seconds
 from .infer import check_dtype, fast_power, ravel_axes
 from .issue import (
@@ -175,7 +175,7 @@ class Array(Handle):
         except BaseException:  # it was cancelled
             session.abandon(pending)
             raise
-        return session.value(pending, self._spec)
+        return answers.value(session, pending, self._spec)
 
     def item(self, *index: Any) -> Any:
         return self.numpy().item(*index)

@@ -27,6 +27,7 @@ import numpy as np
 from ..protocol.errors import InterlockError
 from ..protocol.specs import Spec
 from . import failures, issue, workers
+from .answers import in_place
 from .array import Array
 from .client import lane_of
 from .events import Pending, seconds
@@ -194,7 +195,7 @@ class Save:
     def _write_read(self, draft: Draft, name: str, read: _Read) -> None:
         session, pending, spec = read
         try:
-            with session.in_place(pending, spec) as elements:
+            with in_place(session, pending, spec) as elements:
                 self._piecewise(draft, elements)
         except OSError:
             raise

@@ -28,7 +28,7 @@ from ..protocol.messages import ARRAYS, GENERAL, NEXT_OUTPUT, SCALAR_LEFT, SCALA
 from ..protocol.operations import BY_NAME, OPERATIONS, Operation
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
-from . import views
+from . import uploads, views
 from .failures import again
 from .infer import check_dtype, encode_scalar, fast_power, infer, infer_into, weak_key
 from .lane import BIG, Lane
@@ -577,7 +577,7 @@ def upload(data: Any, lane: Lane, cls: type[Any], site: Site, order: str = "K") 
     spec = _copied(layout, order)
     session = lane.session
     session.check_open()
-    return handle(cls, lane, session.upload(lane, data, spec, site), spec)
+    return handle(cls, lane, uploads.upload(session, lane, data, spec, site), spec)
 
 
 def transfer(array: Any, target: Lane, site: Site) -> Any:

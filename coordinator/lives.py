@@ -14,11 +14,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ..protocol import messages as m
 from ..protocol.errors import InterlockError, ProtocolError
 from ..protocol.identity import Identity
 from ..protocol.sockets import ask
 from ..protocol.supervision import ROSTER, parse_roster
-from . import workers
+from . import greetings, losses, workers
+from .greetings import HELLO_S
 from .restarts import Restarts
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 MOST_LANES: Final = 256  # of a session: a ticket has so much room for the number of its lane
 RESTART_S: Final = 30.0  # how long a launcher may take to start another worker
 AGAIN_S: Final = 0.05  # between two questions to it
+GREETING_S: Final = 0.02  # between two greetings to a worker that is still about to end the session's former life
 JOIN_S: Final = 0.5  # how long the end waits for the thread that gives devices other workers
 ASK_S: Final = 5.0  # how long it may take to answer one
 
@@ -143,14 +146,14 @@ class Lives:
         with self._turn:
             lane = device.lane
             if lane.lost is None:
-                session.leave(lane)
+                _leave(session, lane)
             if lane.index + 1 >= MOST_LANES or len(session.lanes) >= MOST_LANES:
                 raise InterlockError(
                     f"the session has had {len(session.lanes)} workers, and that is all it may have: connect anew"
                 )
             worker, process = self.source.another(lane)
             try:
-                session.begin(device, worker, process)
+                _begin(session, device, worker, process)
             except BaseException:
                 if process is not None:
                     process.stop(0.0)
@@ -215,6 +218,57 @@ class Lives:
         except Exception as error:
             return f"{story}; no other one could be had: {error}"
         return f"{story}; the arrays that it held are lost, and a new worker serves {device}"
+
+
+def _leave(session: Session, lane: Lane) -> None:
+    """Do without a worker that lives: to the session it is lost from here on."""
+    with session.lock:
+        if lane.lost is None:
+            lane.left = True
+            lane.send(m.Goodbye())
+            if lane.process is not None:
+                lane.process.kill()
+            losses.lose(session, lane.index, "was stopped by restart()")
+
+
+def _begin(session: Session, device: Device, worker: workers.Adopted, process: workers.Process | None) -> None:
+    """Let another worker serve the device."""
+    with session.lock:
+        if process is not None:
+            session._processes = [each for each in session._processes if each is not device.lane.process]
+            session._processes.append(process)
+    lane = _greet_anew(session, device, worker, process)
+    with (
+        session.taping_turn,
+        session.lock,
+    ):  # a captured function that is just being recorded uses one lane or the other
+        if session.recorder is not None:
+            session.recorder.devices.append(str(device))
+            lane.send(m.Trace(True))
+            lane.limit = 0
+            session.recorder.begin(lane.index, lane.first)
+        session.renewed = True
+        old, device.lane = device.lane, lane
+        old.close(linger_ms=500 if old.left else 0)
+
+
+def _greet_anew(session: Session, device: Device, worker: workers.Adopted, process: workers.Process | None) -> Lane:
+    """A lane to a worker that may not have met yet that the session took leave of it."""
+    deadline = time.monotonic() + HELLO_S
+    while True:
+        with session.lock:
+            session.check_open()
+            lane = session._open(worker, process, device)
+        try:
+            greetings.greet(session, [lane])
+            return lane
+        except BaseException as error:
+            with session.lock:
+                losses.lose(session, lane.index, f"did not serve: {error}")
+            session._watch.forget((lane.index, worker.identity.incarnation))
+            if not greet_again(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(GREETING_S)
 
 
 def greet_again(refused: BaseException) -> bool:

@@ -33,7 +33,7 @@ from ..protocol.messages import Control
 from ..protocol.page import CANCEL, DONE, RUNNING, cell
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
-from . import workers
+from . import greetings, losses, workers
 from .events import Pending
 from .history import Asked, Chunk, Live, question_of, without_answered
 from .lives import Source
@@ -191,7 +191,7 @@ class Recovery:
         session = self._session
         with session.lock:
             if lane not in self._dead:
-                session._lose(lane.index, "was stopped by restart()")
+                losses.lose(session, lane.index, "was stopped by restart()")
         while self.recovering and not session.closed and lane.lost is None:
             self._wake.set()
             time.sleep(POLL_S)
@@ -511,12 +511,12 @@ class Recovery:
             for lane in session.lanes:
                 lane.renew(b"s" + session.id + bytes([lane.index]))
         for lane in session.lanes:
-            session._say_hello(lane)
+            greetings.say_hello(session, lane)
         for lane in session.lanes:
             self._await_welcome(lane, life)
         with session.lock:
             self._check(life)
-            session._introduce(session.lanes)
+            greetings.introduce(session, session.lanes)
             self._lent.clear()
             lent = [block for _, block, _ in session._uploads.values() if block.arena is self._arena]
             for number, (_, block, _) in session._uploads.items():
@@ -646,8 +646,10 @@ class Recovery:
             self.free()
             for lane in list(session.lanes):
                 own = self._dead.get(lane)
-                session._lose(
-                    lane.index, reason if own is None else f"was not recovered in {self._tries} tries: it {own}"
+                losses.lose(
+                    session,
+                    lane.index,
+                    reason if own is None else f"was not recovered in {self._tries} tries: it {own}",
                 )
         session.nudge()
 

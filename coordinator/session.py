@@ -16,7 +16,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,40 +26,32 @@ import numpy as np
 from ..protocol import messages as m
 from ..protocol.accesses import buffer_of
 from ..protocol.arena import Arena, Mappings
-from ..protocol.codec import decode, encode
+from ..protocol.codec import encode
 from ..protocol.errors import (
     Cancelled,
-    ImportFailed,
     InterlockError,
-    OutOfDeviceMemory,
-    PeerGone,
     ProtocolError,
     WorkerLost,
 )
-from ..protocol.identity import Identity, ends_within, own_identity, same_host
-from ..protocol.limits import CARRIED, too_large
+from ..protocol.identity import own_identity, same_host
 from ..protocol.messages import Control, Instruction, Ref
 from ..protocol.network import Network
-from ..protocol.operations import table_hash
 from ..protocol.page import ROWS
 from ..protocol.questions import Questions
 from ..protocol.sockets import Events, Outlet, ipc, private_folder
-from ..protocol.specs import Spec, packed_strides
+from ..protocol.specs import Spec
 from ..protocol.watch import Watch
-from . import failures, workers
+from . import answers, failures, greetings, incoming, losses, workers
 from .closing import WORK_S, Closing, close
 from .events import STUCK_S, Pending, Receiver
 from .failures import Cause, Root
 from .interrupts import Interrupts, uninterrupted
 from .lane import BATCH, BIG, Device, GatedLane, Lane
-from .lives import MOST_LANES, Lives, Source, greet_again, replaced
-from .loans import Loan
+from .lives import MOST_LANES, Lives, Source, replaced
 from .modes import PLAIN, Flags, Modes, words
 from .owners import Owners
 from .sites import Site, describe, user_site
-from .tracebacks import let_go
 from .tracker import Gate, Hazards
-from .unfinished import told, unfinished
 
 if TYPE_CHECKING:
     from ..protocol.keys import Pair
@@ -68,18 +61,11 @@ if TYPE_CHECKING:
     from .recovery import Recovery
     from .trail import Trail
 
-INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
-HELLO_S: Final = 20.0
-GREETING_S: Final = 0.02  # between two greetings to a worker that is still about to end the session's former life
-DYING_S: Final = 1.0  # how long a worker may take to end, once its memory cannot be opened any more
 ROOM: Final = 0.75  # of the window: who has waited for room goes on when no more than this is on the way
 LEAST_MEMORY: Final = 1 << 20  # bytes that a session must be allowed on each worker
 PAGE: Final = 1 << 16  # bytes of the page on which workers write how far they have come
 KEPT_CALLS: Final = 2048  # of captured functions: their lines
 FORKED: Final = "this is a forked child of the program that made the session: connect again here"
-
-
-_TWICE: Final = (m.Value, m.Completed)  # the frequent ones; nothing is amiss if they are handled once more
 
 
 def check_settings(gate: str, window: int, memory: int | None) -> None:
@@ -190,14 +176,15 @@ class Session:
         self._far_keys: set[bytes] = set()  # public ones of the workers that may come in there
         self._events = Events(ipc(self._folder, "events"), f"inproc://session-{self.id.hex()}")
         for worker in adopted:
-            self._listening_for(worker.endpoint)  # now, while nobody receives there
-        self.receiver = Receiver(self._events, self._handle, self._tick, self._busy, self._look_at_wait)
-        self._watch = Watch(self._tell_lost)
-        self.network = Network(pair, self._tell_lost)
+            greetings.listening_for(self, worker.endpoint)  # now, while nobody receives there
+        handle = partial(incoming.handle, self)
+        self.receiver = Receiver(self._events, handle, self._tick, self._busy, self._look_at_wait)
+        self._watch = Watch(partial(losses.tell_lost, self))
+        self.network = Network(pair, partial(losses.tell_lost, self))
         try:
             for i, worker in enumerate(adopted):
                 self._open(worker, self._processes[i] if i < len(self._processes) else None)
-            self._greet(self.lanes)
+            greetings.greet(self, self.lanes)
         except BaseException:
             self.close()
             raise
@@ -218,87 +205,6 @@ class Session:
         lane.process = process
         self.lanes.append(lane)
         return lane
-
-    def _greet(self, lanes: list[Lane]) -> None:
-        """Let the workers of new lanes make them, and all workers know of each other."""
-        for lane in lanes:
-            self._say_hello(lane)
-            if same_host(lane.worker.identity, self._identity):
-                self._watch.watch((lane.index, lane.worker.identity.incarnation), lane.worker.identity)
-        for lane in lanes:
-            self._await_welcome(lane)
-        with self.lock:
-            self._introduce(lanes)
-
-    def _listening_for(self, endpoint: str) -> str:
-        """Where a worker at this endpoint finds the session's events; over tcp only this session's workers come in."""
-        if not endpoint.startswith("tcp://"):
-            return self._events.endpoint
-        from ..protocol import keys, tcp
-
-        _, public = keys.split(endpoint)
-        assert public is not None  # its lane is connected
-        self._far_keys.add(public)
-        host = tcp.local_address(endpoint)
-        if host not in self._far_endpoints:
-            wanted = tcp.Listening(f"tcp://{host}:0", tcp.new_pair(), self._far_keys.__contains__)
-            self._far_endpoints[host] = self._events.listen(wanted)
-        return self._far_endpoints[host]
-
-    def _say_hello(self, lane: Lane) -> None:
-        with self.lock:
-            progress = self._page.ticket(self._progress_block)
-            options: dict[str, Any] = {"memory": self.memory, "window": self.window, "progress": progress}
-            if self.modes.nan:
-                options["nan"] = True
-            if self.life:
-                options.update(life=self.life, former=self.former)
-            self._welcomes[lane.index] = Pending(lane.index, "the worker's welcome", site=user_site(2))
-            hello = m.Hello(
-                m.PROTOCOL_VERSION,
-                table_hash(),
-                self.id,
-                tuple(self._identity),
-                lane.index,
-                self._listening_for(lane.worker.endpoint),
-                options,
-            )
-            lane.post(hello)
-
-    def _await_welcome(self, lane: Lane) -> None:
-        pending = self._welcomes[lane.index]
-        try:
-            if not self.receiver.wait(pending, HELLO_S):
-                where = self._listening_for(lane.worker.endpoint)
-                back = f"; can it reach this program at {where.partition('?')[0]}?" if lane.worker.is_tcp else ""
-                raise InterlockError(
-                    f"the worker of {lane.device} at {lane.worker.endpoint} did not answer in {HELLO_S:.0f} s{back}"
-                )
-        finally:
-            self._welcomes.pop(lane.index, None)
-        if isinstance(pending.fact, Exception):
-            raise pending.fact
-        lane.welcomed(pending.fact)
-
-    def _introduce(self, new: list[Lane]) -> None:
-        """Tell the workers of new lanes of all others, and those of these. The caller holds the lock."""
-        living = [lane for lane in self.lanes if lane.lost is None and lane.welcome is not None]
-        for lane in living:
-            peers = []
-            for other in living:
-                if other is not lane and (lane in new or other in new):
-                    assert lane.welcome is not None
-                    assert other.welcome is not None
-                    direct = self._reads_directly(lane.welcome, other.welcome)
-                    peers.append((other.index, other.worker.endpoint, tuple(other.welcome.identity), direct))
-            lane.post(m.Peers(tuple(peers)))
-
-    @staticmethod
-    def _reads_directly(source: m.Welcome, target: m.Welcome) -> bool:
-        """Whether the target's device reads the source's memory itself."""
-        kinds = source.device["kind"], target.device["kind"]
-        here = same_host(Identity(*source.identity), Identity(*target.identity))
-        return kinds[0] == kinds[1] != "cpu" and here and bool(source.device["exports_memory"])
 
     @property
     def pids(self) -> dict[str, int]:
@@ -379,51 +285,6 @@ class Session:
         """The device's lane, which is awaited where another worker is about to serve it."""
         lane = device.lane
         return lane if lane.lost is None or self.lives is None else self.lives.settled(device)
-
-    def leave(self, lane: Lane) -> None:
-        """Do without a worker that lives: to the session it is lost from here on."""
-        with self.lock:
-            if lane.lost is None:
-                lane.left = True
-                lane.send(m.Goodbye())
-                if lane.process is not None:
-                    lane.process.kill()
-                self._lose(lane.index, "was stopped by restart()")
-
-    def begin(self, device: Device, worker: workers.Adopted, process: workers.Process | None) -> None:
-        """Let another worker serve the device."""
-        with self.lock:
-            if process is not None:
-                self._processes = [each for each in self._processes if each is not device.lane.process]
-                self._processes.append(process)
-        lane = self._greet_anew(device, worker, process)
-        with self.taping_turn, self.lock:  # a captured function that is just being recorded uses one lane or the other
-            if self.recorder is not None:
-                self.recorder.devices.append(str(device))
-                lane.send(m.Trace(True))
-                lane.limit = 0
-                self.recorder.begin(lane.index, lane.first)
-            self.renewed = True
-            old, device.lane = device.lane, lane
-            old.close(linger_ms=500 if old.left else 0)
-
-    def _greet_anew(self, device: Device, worker: workers.Adopted, process: workers.Process | None) -> Lane:
-        """A lane to a worker that may not have met yet that the session took leave of it."""
-        deadline = time.monotonic() + HELLO_S
-        while True:
-            with self.lock:
-                self.check_open()
-                lane = self._open(worker, process, device)
-            try:
-                self._greet([lane])
-                return lane
-            except BaseException as error:
-                with self.lock:
-                    self._lose(lane.index, f"did not serve: {error}")
-                self._watch.forget((lane.index, worker.identity.incarnation))
-                if not greet_again(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(GREETING_S)
 
     # -- sending
 
@@ -573,80 +434,6 @@ class Session:
             target.batch += (recv,)
             target.sites += (site,)
 
-    def upload(self, lane: Lane, data: np.ndarray[Any, Any], spec: Spec, site: Site | None) -> int:
-        """Copy the user's data now, and make an array of it on the worker; the new buffer's number.
-
-        `data` has the dtype and the shape of `spec`, whose memory order the elements are sent in.
-        """
-        self.refuse_in_tape("a NumPy array is sent to a device")
-        buffer = self.next_id()
-        place: Any
-        if spec.nbytes < INLINE or not lane.shares:
-            if spec.nbytes > CARRIED:
-                raise ValueError(too_large(spec.nbytes, f"be sent to {lane.device}"))
-            place = _in_memory_order(data, spec).tobytes()
-        else:
-            block = self._allocate(spec, site)
-            try:
-                target = self._arena.array(block, spec.shape, spec.dtype, spec.strides)
-                target[...] = data
-                number = next(self._blocks)
-                place = ("host", number, 0, self._arena.ticket(block))
-            except BaseException:  # Ctrl-C in a long copy
-                with self.lock:
-                    self._arena.free(block)
-                raise
-        lent: dict[int, tuple[int, Any, int]] = {}
-        if type(place) is tuple:
-            lent[place[1]] = lane.index, block, buffer
-        instruction = (Control.UPLOAD, buffer, spec.id, place)
-        carried = type(place) is bytes and len(place) >= INLINE
-        try:
-            with self.lock:
-                if lane.lost is not None:
-                    if lent:
-                        self._arena.free(block)
-                    raise failures.again(lane.lost)
-                if carried:
-                    lane.flush()  # two of them together could be more than a message carries
-                lane.define(spec)
-                if spec.nbytes >= BIG:
-                    lane.expect(spec.nbytes)
-                if lent and self.recovery is not None:
-                    self.recovery.uploaded(place[1], lent[place[1]])
-                # No calls: Ctrl-C comes before all of it or after. What is lent comes back from who is told of it only.
-                self._uploads |= lent
-                lane.batch += (instruction,)
-                lane.sites += (site,)
-                if carried:
-                    lane.flush()
-                elif type(place) is bytes and len(place) > 1024:
-                    lane.heavy += len(place)  # let it leave soon: the message grows
-                    lane.limit = 0
-            if len(lane.batch) >= lane.limit:
-                lane.full()
-        except BaseException:  # nobody will have a handle of it
-            lane.dropped.append(buffer)
-            raise
-        return buffer
-
-    def _allocate(self, spec: Spec, site: Site | None) -> Any:
-        """A block of the arena; when it is full, wait until the workers have given back what they do not hold on to."""
-        for wait in (True, True, False):  # what the first fence lets go has been told of before the second is answered
-            try:
-                with self.lock:  # whoever receives frees blocks meanwhile
-                    return self._arena.allocate(spec.nbytes)
-            except OutOfDeviceMemory as error:
-                let_go()
-                if not wait or not self._uploads:
-                    with self.lock:
-                        raise self._owners.of_uploads(error, self._uploads.values(), spec, site) from None
-            if self.recovery is not None:  # which keeps uploads until they are in a checkpoint
-                self.recovery.checkpoint(None)
-            self.synchronize(raising=False)
-            if self.recorder is not None:
-                self.recorder.said("upload", f"the memory for {spec.dtype} {spec.shape} that workers still read")
-
     # -- reading
 
     def read(
@@ -668,7 +455,7 @@ class Session:
             if self.recorder is not None:
                 reason = f"the elements of {spec.dtype} {spec.shape} on {lane.device}"
                 self.recorder.blocked("read", site, started, reason, buffer_of(ref))
-            return self.value(pending, spec)
+            return answers.value(self, pending, spec)
         except BaseException as error:
             try:
                 if isinstance(error, KeyboardInterrupt):
@@ -720,65 +507,6 @@ class Session:
                     return
             pending.loan = None
             self.lanes[pending.lane].give_back()
-
-    def value(self, pending: Pending, spec: Spec) -> np.ndarray[Any, Any]:
-        """The elements that came for a pending read."""
-        fact = pending.fact
-        if isinstance(fact, Exception):
-            raise fact
-        if fact.failure is not None:
-            raise self._error(fact.failure)
-        if type(fact.place) is not tuple:
-            elements = _of_bytes(fact.place, spec).copy("K")
-        else:
-            with self.in_place(pending, spec) as lent:
-                elements = lent.copy("K")
-        if self.flags.on:
-            self.flags.tell(user_site(2))
-        return elements
-
-    @contextlib.contextmanager
-    def in_place(self, pending: Pending, spec: Spec) -> Iterator[np.ndarray[Any, Any]]:
-        """The elements that came for a pending read, where they lie: not the caller's, and gone when the block ends."""
-        fact = pending.fact
-        if isinstance(fact, Exception):
-            raise fact
-        if fact.failure is not None:
-            raise self._error(fact.failure)
-        if type(fact.place) is not tuple:
-            yield _of_bytes(fact.place, spec)
-            return
-        _, _, offset, ticket = fact.place
-        lane = self.lanes[pending.lane]
-        try:
-            with self.lock:
-                memory = self._map(lane, ticket)
-        except (PeerGone, ImportFailed):
-            lost = self._found_lost(lane.index)
-            if lost is None:
-                raise
-            raise lost from None
-        except OutOfDeviceMemory:
-            pending.loan = None
-            with self.lock:
-                lane.give_back()
-            raise
-        try:
-            strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
-            yield np.ndarray(spec.shape, spec.dtype, memory, offset, strides)
-        finally:  # Ctrl-C, and no memory for a copy, too
-            del memory
-            pending.loan = None
-            with self.lock:
-                lane.give_back()
-
-    def _map(self, lane: Lane, ticket: Any) -> memoryview:
-        """Memory of the lane's worker. The caller holds the lock."""
-        try:
-            return self._mappings.attach(lane.worker.identity, ticket)
-        except OutOfDeviceMemory:
-            self._mappings.close()  # what was mapped before is kept only to be found again
-            return self._mappings.attach(lane.worker.identity, ticket)
 
     def synchronize(self, timeout: float | None = None, raising: bool = True) -> None:
         """Wait until all that was issued has finished; raise the earliest unread failure, with the others as notes."""
@@ -885,7 +613,7 @@ class Session:
         with self.lock:
             known = self._failures.raised(root)
         if root[1] == 0:  # a lost worker's
-            return self._found_lost(root[0]) or WorkerLost(text)
+            return losses.found_lost(self, root[0]) or WorkerLost(text)
         cause, site = known or (Cause(kind, text, words, detail), self.lanes[root[0]].site(root[1]))
         return self._exception(root, cause, site, path)
 
@@ -897,113 +625,6 @@ class Session:
         return made
 
     # -- what comes
-
-    def _handle(self, data: bytes) -> None:
-        try:
-            message = decode(data)
-        except ProtocolError:
-            return  # not of one of ours
-        if type(message) in _TWICE and not self._gated:
-            self._handle_whole(message)
-        else:
-            with uninterrupted():
-                self._handle_whole(message)
-                self.receiver.handled()
-
-    def _handle_whole(self, message: m.Message) -> None:
-        with self.lock:
-            lane = getattr(message, "lane", 0)
-            if (lane >= m.LIFE or self.life) and type(message) is not m.Lost:
-                life, lane = divmod(lane, m.LIFE)
-                if life != self.life:
-                    return  # of a life that is over
-                message = message._replace(lane=lane)
-            if not 0 <= lane < len(self.lanes):
-                return
-            try:
-                self._take(message)
-            except Exception as error:  # a worker that tells nonsense is as good as lost; the others are not
-                self._lose(lane, f"told what makes no sense here ({type(error).__name__}: {error})")
-
-    def _take(self, message: m.Message) -> None:
-        match message:
-            case m.Value():
-                self._completed(message.lane, message.through)
-                if self.recovery is not None:
-                    message = self.recovery.answered(message)
-                    if message is None:
-                        return  # it is asked again
-                pending = self._asked(message)
-                lane = self.lanes[message.lane]
-                if pending is None:  # nobody waits any more
-                    if type(message.place) is tuple:
-                        lane.loans_over.append(message.place[1])
-                        lane.give_back()
-                    return
-                if not pending.done and type(message.place) is tuple:
-                    pending.loan = Loan(message.place[1], lane.loans_over)
-                pending.happened(message)
-                # No calls: it is forgotten as it counts as handled, for nobody must hear of it again.
-                del self._pending[message.request]
-                if self.receiver.inbox:
-                    del self.receiver.inbox[0]
-            case m.Completed():
-                self._completed(message.lane, message.through)
-            case m.Failed():
-                self._failed(message)
-            case m.Flagged():
-                self.flags.add(message)
-            case m.Released():
-                for block in message.blocks:
-                    uploaded = self._uploads.get(block)
-                    if uploaded is not None and uploaded[0] == message.lane:  # it is this worker's to give back
-                        del self._uploads[block]
-                        if self.recovery is not None:
-                            self.recovery.returned(block, uploaded[1])
-                        else:
-                            self._arena.free(uploaded[1])
-            case m.Inspected() | m.Described():
-                if self.recovery is not None and type(message) is m.Described and not self.recovery.described(message):
-                    return  # it is asked again
-                pending = self._asked(message)
-                if pending is not None:
-                    pending.happened(message)
-                    del self._pending[message.request]
-            case m.Traced():
-                if self.recorder is not None:
-                    self.recorder.traced(message)
-            case m.Lost():
-                self._lost(message.key, message.reason)
-            case m.Unreachable():
-                other = self.lanes[message.peer]
-                if other.lost is None:  # whose end the connection was; else there is no way from one to the other
-                    teller = self.lanes[message.lane].device
-                    self._lose(other.index, f"cannot be reached from {teller}: {message.reason}")
-            case m.Welcome():
-                self._welcome(message.lane, message)
-            case m.Refused():
-                self._welcome(message.lane, ProtocolError(message.reason))
-                self._lose(message.lane, f"refused: {message.reason}")
-
-    def _welcome(self, lane: int, fact: Any) -> None:
-        pending = self._welcomes.get(lane)
-        if pending is not None and not pending.done:
-            pending.happened(fact)
-
-    def _asked(self, answer: m.Value | m.Inspected | m.Described) -> Pending | None:
-        """What this answers; None if nobody waits any more, or it was another worker that was asked.
-
-        Raises:
-            ProtocolError: it is no answer.
-        """
-        if type(answer) is m.Value:
-            place, failure = answer.place, answer.failure
-            if type(place) not in (bytes, type(None), np.ndarray) and not (type(place) is tuple and len(place) == 4):
-                raise ProtocolError("an answer that says nothing")
-            if failure is not None and not (len(failure) == 6 and type(failure[0]) is tuple and len(failure[0]) == 2):
-                raise ProtocolError("an answer with a failure that is none")
-        pending = self._pending.get(answer.request)
-        return None if pending is None or pending.lane != answer.lane else pending
 
     def _completed(self, index: int, through: int) -> None:
         lane = self.lanes[index]
@@ -1037,85 +658,6 @@ class Session:
         for lane in dict.fromkeys(lanes):
             assert isinstance(lane, GatedLane)
             lane.forward_ready()
-
-    def _lost(self, key: Any, reason: str) -> None:
-        """A process has ended (lane, incarnation), or a connection (lane); None is nobody."""
-        if key is not None:
-            self._ended = False
-        if type(key) is int and 0 <= key < len(self.lanes):
-            self._lose(key, reason)
-        elif type(key) is tuple and len(key) == 2:
-            lane, incarnation = key
-            if lane in range(len(self.lanes)) and self.lanes[lane].worker.identity.incarnation == incarnation:
-                self._lose(lane, reason)
-
-    def _failed(self, message: m.Failed) -> None:
-        if message.detail == "keep":
-            return  # of a checkpoint, which sees it itself
-        root = (message.root[0], message.root[1])
-        site = self.lanes[message.lane].site(message.n)
-        if root == (message.lane, message.n):
-            owners = self._owners.lines(message.lane, message.shortage) if message.shortage else ()
-            cause = Cause(message.kind, message.text, message.traceback, message.detail, message.shortage, owners)
-            self._failures.failed(root, cause, site, message.issued)
-        else:
-            self._failures.inherited((message.lane, message.n), site, root)
-
-    def _tell_lost(self, lane: Any, words: str = "") -> None:
-        """On the thread of a watch or of a connection: tell by the one road that everyone listens on."""
-        outlet = Outlet(self._events.inproc, events=True)
-        outlet.send(encode(m.Lost(lane, words or self._fate(lane))))
-        outlet.close()
-        self._ended = True
-        self.receiver.wake()  # nobody else may be receiving
-
-    def _fate(self, key: Any) -> str:
-        lane = key if type(key) is int else key[0]
-        process = self.lanes[lane].process
-        return "has ended" if process is None else process.fate()
-
-    def _found_lost(self, index: int) -> Exception | None:
-        """The error of a worker that has ended, though the watch may not have told yet; None if it lives."""
-        lane = self.lanes[index]
-        if lane.lost is None:
-            if not same_host(lane.worker.identity, self._identity) or not ends_within(lane.worker.identity, DYING_S):
-                return None
-            fate = self._fate(index)
-            with uninterrupted(), self.lock:
-                self._lose(index, fate)
-        return None if lane.lost is None else failures.again(lane.lost)
-
-    def _lose(self, index: int, reason: str) -> None:
-        lane = self.lanes[index]
-        if lane.lost is not None or self.closed or self.exiting:
-            return
-        if self.recovery is not None:
-            self.recovery.lost(lane, reason)
-            return
-        found = unfinished(lane)
-        words = "" if lane.process is None else lane.process.last_words()
-        site = None if found is None else found.site
-        error = failures.worker_lost(str(lane.device), reason, told(found), site, words)
-        lane.lose(error)
-        self._give_credit(lane)
-        self._welcome(index, error)
-        for request, pending in list(self._pending.items()):
-            if pending.lane == index:
-                del self._pending[request]
-                pending.happened(failures.again(error))
-        for other in self.lanes:
-            if other.lost is None:
-                other.send(m.PeerGone(index, f"the worker of {lane.device} {reason}"))
-        if self._gated:
-            self.hazards.lost(index)
-            self._send_released(self.gate.lost(index).send)
-        self._mappings.forget(lane.worker.identity)
-        for number, (reader, block, _) in list(self._uploads.items()):
-            if reader == index:
-                del self._uploads[number]
-                self._arena.free(block)
-        if self.lives is not None:
-            self.lives.lost(lane, reason + told(found))
 
     # -- the background thread
 
@@ -1162,39 +704,6 @@ class Session:
         return found
 
     # -- tracing
-
-    def start_trace(self) -> None:
-        """Record from now on what is issued and what runs."""
-        if self.recorder is not None:
-            raise InterlockError("a trace of this session is being recorded already: end it before the next one begins")
-        from .recorder import Recorder  # here, as few programs trace
-
-        self.synchronize(raising=False)
-        with self.lock:
-            self.recorder = Recorder([str(lane.device) for lane in self.lanes])
-            self.longest = 0
-            for lane in self.lanes:
-                if lane.lost is None:
-                    lane.send(m.Trace(True))
-                    lane.limit = 0
-                    self.recorder.begin(lane.index, lane.first)
-
-    def stop_trace(self) -> Recorder:
-        """Stop recording; everything recorded has come."""
-        self.synchronize(raising=False)
-        recorder = self.recorder
-        if recorder is None:
-            raise InterlockError("no trace was started")
-        with self.lock:
-            lanes = [lane for lane in self.lanes if lane.lost is None]
-            waits = [recorder.expect_last(lane.index) for lane in lanes]
-            for lane in lanes:
-                lane.send(m.Trace(False))
-        for pending in waits:
-            self.receiver.wait(pending, HELLO_S)
-        self.recorder = None
-        self.longest = 0 if self.modes.sync else BATCH
-        return recorder
 
     # -- the end
 
@@ -1253,26 +762,3 @@ def _nbytes(ref: Ref | None) -> int | None:
         return None
     _, _, shape, _, dtype = ref
     return math.prod(shape) * np.dtype(dtype).itemsize
-
-
-def _of_bytes(data: Any, spec: Spec) -> np.ndarray[Any, Any]:
-    """The elements that a message brought.
-
-    Raises:
-        ProtocolError: they are not as many as the array has.
-    """
-    if isinstance(data, np.ndarray):
-        data = data[: spec.nbytes]  # copied from a worker's memory, of which it may be a part
-    if len(data) != spec.nbytes:
-        raise ProtocolError(f"{len(data)} bytes came for an array of {spec.nbytes}")
-    strides = packed_strides(spec.shape, spec.dtype.itemsize, spec.strides)
-    memory = data if isinstance(data, np.ndarray) else bytearray(data or bytes(spec.dtype.itemsize))
-    return np.ndarray(spec.shape, spec.dtype, memory, 0, strides)
-
-
-def _in_memory_order(data: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:
-    """The elements as they will lie in memory, C-contiguous."""
-    if data.strides == spec.strides and data.flags.c_contiguous:
-        return data
-    axes = sorted(range(spec.ndim), key=lambda axis: (-abs(spec.strides[axis]), axis))
-    return np.ascontiguousarray(data.transpose(axes))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
+from ..protocol import messages as m
+from ..protocol.errors import InterlockError
 from . import timeline
 from .client import default_session
 from .graph import step_graph, write_graph
+from .greetings import HELLO_S
+from .lane import BATCH
 from .recorder import Recorder
 from .session import Session
 from .timeline import Overlap
@@ -22,11 +26,11 @@ class Trace:
         self._recorder: Recorder | None = None
 
     def __enter__(self) -> Trace:
-        self._session.start_trace()
+        _start(self._session)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._recorder = self._session.stop_trace()
+        self._recorder = _stop(self._session)
         if self._path is not None:
             self.write_timeline(self._path)
 
@@ -63,3 +67,36 @@ def trace(path: str | os.PathLike[str] | None = None, *, session: Session | None
     The block's beginning and end wait until everything issued has finished.
     """
     return Trace(path, session or default_session())
+
+
+def _start(session: Session) -> None:
+    """Record from now on what is issued and what runs."""
+    if session.recorder is not None:
+        raise InterlockError("a trace of this session is being recorded already: end it before the next one begins")
+    session.synchronize(raising=False)
+    with session.lock:
+        session.recorder = Recorder([str(lane.device) for lane in session.lanes])
+        session.longest = 0
+        for lane in session.lanes:
+            if lane.lost is None:
+                lane.send(m.Trace(True))
+                lane.limit = 0
+                session.recorder.begin(lane.index, lane.first)
+
+
+def _stop(session: Session) -> Recorder:
+    """Stop recording; everything recorded has come."""
+    session.synchronize(raising=False)
+    recorder = session.recorder
+    if recorder is None:
+        raise InterlockError("no trace was started")
+    with session.lock:
+        lanes = [lane for lane in session.lanes if lane.lost is None]
+        waits = [recorder.expect_last(lane.index) for lane in lanes]
+        for lane in lanes:
+            lane.send(m.Trace(False))
+    for pending in waits:
+        session.receiver.wait(pending, HELLO_S)
+    session.recorder = None
+    session.longest = 0 if session.modes.sync else BATCH
+    return recorder

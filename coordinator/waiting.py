@@ -18,6 +18,7 @@ from ..protocol.page import RUNNING, SINCE, cell
 from ..protocol.recordings import bind
 from ..protocol.specs import spec as spec_of
 from ..protocol.stacks import process_state, python_stack
+from . import answers
 from . import explain as core
 from .events import Pending
 from .issue import Handle
@@ -120,7 +121,7 @@ def _settled(session: Session, lane: Lane, buffer: int, spec: Any, about: str, r
         session.abandon(pending)
         return waiting  # the worker is busy with something else
     try:
-        session.value(pending, spec_of((0,), spec.dtype))
+        answers.value(session, pending, spec_of((0,), spec.dtype))
     except Exception as error:
         return Explanation(about, "failed", error=error)
     return Explanation(about, "ready")

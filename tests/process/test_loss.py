@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import interlock as il
-from interlock.coordinator import lives, restarts, workers
+from interlock.coordinator import answers, incoming, lives, restarts, workers
 from interlock.protocol import messages as m
 
 from .programs import address_of, becomes, gone, kill, launcher
@@ -198,11 +198,11 @@ def test_what_an_earlier_life_still_says_is_not_heard(session: il.Session) -> No
         m.Released(lost.index, (1, 2)),
         m.Lost((lost.index, lost.worker.identity.incarnation), "again"),
     ):
-        session._handle_whole(message)
+        incoming._handle_whole(session, message)
     assert lane.completed < 10**6
     assert session.receiver.wait(pending, 30)
     assert request not in session._pending
-    assert session.value(pending, y._spec).tolist() == [1.0] * 3
+    assert answers.value(session, pending, y._spec).tolist() == [1.0] * 3
 
 
 def test_a_captured_function_is_recorded_anew_when_a_worker_was_replaced(session: il.Session) -> None:

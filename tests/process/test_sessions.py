@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import interlock as il
+from interlock.coordinator import answers
 from interlock.protocol import messages
 from interlock.protocol.codec import encode
 from interlock.protocol.sockets import Answers, Outlet, ipc
@@ -279,7 +280,7 @@ def test_a_value_in_memory_of_a_worker_that_died_meanwhile_is_lost(session: il.S
     kill(session.pids["cpu:1"])
     assert gone([session.pids["cpu:1"]], SOON_S)
     with pytest.raises(il.WorkerLost, match="the worker of cpu:1 was ended by SIGKILL"):
-        session.value(pending, x._spec)
+        answers.value(session, pending, x._spec)
 
 
 def test_a_ticket_for_memory_of_a_worker_that_died_meanwhile_is_lost(session: il.Session) -> None:

@@ -239,7 +239,7 @@ def test_a_finalizer_may_close_wherever_it_runs(where: str, nothing_left: None) 
         with session.lock:
             assert closes(session) < CLOSED_S * LOADED
     elif where == "with the turn to receive":
-        handle = session._handle
+        handle = session.receiver._handle
         session.receiver._handle = lambda data, close=session.close: (close(), handle(data))
         with pytest.raises(il.InterlockError, match="closed"):
             x.numpy()

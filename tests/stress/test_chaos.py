@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import interlock as il
-from interlock.coordinator import workers
+from interlock.coordinator import losses, workers
 from interlock.coordinator.session import Session
 
 from . import chaos, player
@@ -87,13 +87,13 @@ def test_a_wrong_value_a_leak_and_a_hang_are_found(fault: str, words: str, monke
 @pytest.mark.filterwarnings("ignore")
 def test_a_loss_that_hits_what_has_nothing_to_do_with_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here every device is lost with one."""
-    sound = Session._lose
+    sound = losses.lose
 
     def lose(session: Session, index: int, reason: str) -> None:
         for other in range(len(session.lanes)):
             sound(session, other, reason)
 
-    monkeypatch.setattr(Session, "_lose", lose)
+    monkeypatch.setattr(losses, "lose", lose)
     is_found("which no fault here explains", lambda: None)
 
 
