@@ -35,6 +35,8 @@ _WHERE = {
     "Array": "coordinator.array",
     "CaptureError": "coordinator.recording",
     "__array_namespace_info__": "coordinator.inspection",
+    "ImplicitRead": "coordinator.reading",
+    "ImplicitReadWarning": "coordinator.reading",
     "capture": "coordinator.capture",
     "grad": "coordinator.autograd",
     "stop_gradient": "coordinator.autograd",

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..protocol.operations import BY_NAME
 from ..protocol.specs import Spec
-from . import answers, asked, issue, named, views
+from . import answers, asked, issue, named, reading, views
 from .events import seconds
 from .infer import check_dtype, fast_power, ravel_axes
 from .issue import (
@@ -145,8 +145,13 @@ class Array(Handle):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("the elements are on a worker: they cannot be had without a copy")
+        self._implicitly("np.asarray(x)")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _implicitly(self, what: str) -> None:
+        if self._lane.session.implicit_reads:
+            reading.tell(self, what)
 
     def __await__(self) -> Generator[Any, None, np.ndarray[Any, Any]]:
         """`await x`: the elements as a NumPy array, without blocking the event loop."""
@@ -189,20 +194,25 @@ class Array(Handle):
         return self.numpy().reshape(())[()]
 
     def __float__(self) -> float:
+        self._implicitly("float(x)")
         return float(self._scalar())
 
     def __int__(self) -> int:
+        self._implicitly("int(x)")
         return int(self._scalar())
 
     def __complex__(self) -> complex:
+        self._implicitly("complex(x)")
         return complex(self._scalar())
 
     def __bool__(self) -> bool:
+        self._implicitly("bool(x)")
         return bool(self.numpy())
 
     def __index__(self) -> int:
         if self._spec.ndim or self._spec.dtype.kind not in "iu":
             raise TypeError("only integer scalar arrays can be converted to a scalar index")
+        self._implicitly("an array as an index of something else")
         return int(self._scalar())
 
     def __contains__(self, value: Any) -> bool:
@@ -625,6 +635,7 @@ class Array(Handle):
             raise BufferError("the elements are on a worker: they cannot be had without a copy")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"the elements come to the host's memory, not to the DLPack device {dl_device}")
+        self._implicitly("x.__dlpack__()")
         return self.numpy().__dlpack__(max_version=max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from ..protocol.errors import InterlockError, Unreachable
 from ..protocol.identity import Identity
 from ..protocol.sockets import ask, private_folder, remove_folder
 from ..protocol.supervision import ROSTER, parse_roster
-from . import modes, workers
+from . import modes, reading, workers
 from .events import LONGEST_S, seconds
 from .lane import Device, Lane
 from .lives import Launched, Started
@@ -47,6 +47,7 @@ def connect(
     keys: str | os.PathLike[str] | None = None,
     sync: str | None = None,
     nan: str | None = None,
+    implicit_reads: str | None = None,
     start_timeout: float = workers.START_S,
 ) -> Session:
     """Start a session, which becomes the default one.
@@ -63,6 +64,8 @@ def connect(
             says.
         nan: "flag" to warn, "raise" to raise FloatingPointError, at the next read or `synchronize`, of operations that
             made a NaN or an infinity out of operands without one; None: what INTERLOCK_NAN says.
+        implicit_reads: "warn" or "raise" where an array is read by `np.asarray(x)`, `float(x)`, `if x:` and their like,
+            each of which waits and copies; None: what INTERLOCK_IMPLICIT_READS says, else they are allowed.
         options: of the devices; for `sim`, `{"seed": 1}` makes it hostile in a reproducible way.
         restart: give a device another worker by itself when one is lost, as `session.restart` does when it is asked to.
         recover: as restart, and the arrays come back: what was sent to the workers is kept until it is in a checkpoint,
@@ -88,6 +91,7 @@ def connect(
     if recover and address is not None and address.startswith("tcp://"):
         raise ValueError("recover=True needs workers on this machine, not over tcp")
     chosen = modes.chosen(sync, nan)
+    reads = reading.chosen(implicit_reads)
     limit = seconds(start_timeout)
     if address is not None:
         pair = _client_pair(keys) if address.startswith("tcp://") else None
@@ -115,6 +119,7 @@ def connect(
         with _lock:
             session.previous = _open(_default)
             _default = session
+        session.implicit_reads = reads
         modes.announce(session)
     except BaseException:  # Ctrl-C: nobody has it
         session.close()

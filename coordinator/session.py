@@ -129,6 +129,7 @@ class Session:
         self.recvs: dict[int, tuple[int, int]] = {}  # gate only: by ticket, the recv of a send that is issued with it
         self.sends: dict[tuple[int, int], tuple[int, int]] = {}  # gate only: the send of each recv
         self.modes = modes
+        self.implicit_reads = ""  # "warn" or "raise"; what `reading.py` says
         self.verifying = False  # a captured function with verify=True was called, and said so
         self.flags = Flags(self, modes.nan)
         self.longest = 0 if modes.sync else BATCH  # instructions before a lane decides whether its batch leaves

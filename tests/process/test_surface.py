@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import gc
+import os
+import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +296,82 @@ def _arrays(result: Any) -> Iterator[il.Array]:
     elif isinstance(result, (tuple, list)):
         for each in result:
             yield from _arrays(each)
+
+
+# -- reads that are not spelt out -------------------------------------------------------------------------------------
+
+READS: list[Callable[[il.Array], Any]] = [
+    np.asarray, np.array, lambda x: float(x[0]), lambda x: int(x[0]), lambda x: complex(x[0]), lambda x: bool(x[0] > 0),
+    lambda x: [1, 2][x[0].astype(int)], np.from_dlpack, lambda x: np.zeros(3).__setitem__(..., x), lambda x: 1.0 in x,
+]  # fmt: skip
+
+
+def test_reads_that_are_not_spelt_out_can_be_found() -> None:
+    with il.connect("cpu:0") as session:
+        x = il.ones(3)
+        assert [read_(x) is not NotImplemented for read_ in READS] == [True] * len(READS)  # allowed
+        session.implicit_reads = "warn"
+        for n, read_ in enumerate(READS):
+            with pytest.warns(il.ImplicitReadWarning, match=r"waits for cpu:0 and reads \d+ bytes") as told:
+                read_(x)
+            assert told[0].filename == __file__, n
+    with il.connect("cpu:0", implicit_reads="raise"):
+        x = il.ones(3)
+        for read_ in READS:
+            with pytest.raises(il.ImplicitRead, match=r"write x\.numpy\(\) where that is meant"):
+                read_(x)
+        assert (x + 1).sum().item() == 6.0
+        assert x.tolist() == x.numpy().tolist() == [1.0] * 3
+        assert "1." in repr(x)
+        assert np.unique(x).shape == (1,)
+    with pytest.raises(ValueError, match="implicit_reads must be 'warn' or 'raise'"):
+        il.connect("cpu:0", implicit_reads="shout")
+
+
+# -- calls by name in recordings, and over several workers -------------------------------------------------------------
+
+
+def _step(x: Any, m: Any, i: Any) -> tuple[Any, ...]:
+    """Calls by name that make, that write, and whose results go on."""
+    y = x * 2
+    y[m] = 0
+    np.add.at(y, i, 1.0)
+    z = np.sort(y, axis=0)
+    y.sort(axis=1)
+    np.add(y, 1, out=y, where=m)
+    singular = np.linalg.svd(y, full_matrices=False)[1]
+    rolled = np.roll(z, 1, axis=0)
+    a, b = np.divmod(y, 3.0, out=(z, x * 0))
+    return y, z, singular, rolled, np.concatenate([a, b])
+
+
+@pytest.mark.parametrize(
+    ("devices", "gate"), [("cpu:0,cpu:1", "worker"), ("cpu:0,sim:0", "worker"), ("cpu:0,cpu:1", "coordinator")]
+)
+def test_calls_by_name_are_replayed_and_sent_like_any_other(devices: str, gate: str) -> None:
+    with il.connect(devices, gate=gate) as session:
+        first, second = session.devices
+        step = il.capture(_step)
+        for n in (4, 120):
+            for seed in range(3):
+                rng = np.random.default_rng(seed)
+                given = rng.normal(size=(n, n)), rng.random((n, n)) > 0.5, rng.integers(0, n, 5)
+                found = step(*[il.asarray(each, device=second) for each in given])
+                for ours, theirs in zip(found, _step(*[each.copy() for each in given]), strict=True):
+                    assert np.allclose(ours.to(first).numpy(timeout=HANG_S), theirs)
+        x = il.arange(10.0, device=second)
+        assert x[x > 4].to(first).tolist() == [5.0, 6.0, 7.0, 8.0, 9.0]
+        assert (np.unique(x.to(first)) + x.to(first)).tolist() == [2.0 * n for n in range(10)]
+
+
+def test_whoever_waits_for_a_shape_is_told_that_the_worker_was_lost() -> None:
+    with il.connect("cpu:0,cpu:1") as session:
+        x = il.ones(1000, device="cpu:1")
+        session.synchronize()
+        os.kill(session.pids["cpu:1"], signal.SIGSTOP)
+        found = np.flatnonzero(x)
+        os.kill(session.pids["cpu:1"], signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(il.WorkerLost):
+                _ = found.shape
+        assert np.flatnonzero(il.ones(3, device="cpu:0")).tolist() == [0, 1, 2]
