@@ -32,6 +32,12 @@ class FakeEvents:
         except queue.Empty:
             return None
 
+    def receive_into(self, inbox: list[bytes], timeout_s: float | None = None) -> bool:
+        received = self.receive(timeout_s)
+        if received is not None:
+            inbox.append(received)
+        return received is not None
+
     def poll(self) -> bytes | None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
