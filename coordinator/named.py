@@ -160,7 +160,14 @@ def _first(args: Any) -> Any:
 
 
 def _find(name: str, tree: Any, specs: tuple[Any, ...], writes: int) -> fitting.Found:
-    # A float's value decides no shape; an int's may. The dump tells 1, 1.0 and True apart, as == does not.
+    # The dump tells 1, 1.0 and True apart, as == does not.
+    exactly = (name, specs, writes, marshal.dumps(tree, 2))
+    found = _found.get(exactly)
+    if found is not None:
+        return found
+    if len(_found) >= _KEPT:
+        _found.clear()
+    # A float's value decides no shape; an int's may.
     key = (name, specs, writes, marshal.dumps(_without_floats(tree), 2))
     found = _found.get(key)
     if found is None:
@@ -169,9 +176,8 @@ def _find(name: str, tree: Any, specs: tuple[Any, ...], writes: int) -> fitting.
         found = fitting.find(name, tree, specs, writes)
         for each in found.specs or ():
             check_dtype(each.dtype)
-        if len(_found) >= _KEPT:
-            _found.clear()
         _found[key] = found
+    _found[exactly] = found
     return found
 
 

@@ -292,9 +292,19 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 _FUNCTIONS[np.argsort] = lambda a, axis=-1: functions._one("argsort", functions.asarray(a), axis)
 
 
+_NOT_SIMPLE: Final = frozenset(("out", "overwrite_input"))
+
+
 def named_here(function: Any) -> Callable[..., Any]:
     """NumPy's function as one of Interlock's: `device=` says where, when no array does."""
+    name = named.name_of(function)
+    elsewhere = function in reshaping.VIEWING or function in _ON_THE_FRONTEND
+    simple = name is not None and not elsewhere and name not in (*_WRITING, "nan_to_num")
+    most = _place_of_out(function) or 1 << 30
+
     def call(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if simple and device is None and len(args) <= most and kwargs.keys().isdisjoint(_NOT_SIMPLE):
+            return named.call(name, args, kwargs)  # type: ignore[arg-type]  # what is left to do for most calls
         return by_name(function, args, kwargs, None if device is None else lane_of(device))
 
     call.__name__ = call.__qualname__ = function.__name__
