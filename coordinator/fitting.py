@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..protocol.functions import function
+from ..protocol.functions import carry_out
 from ..protocol.specs import Spec, packed_strides, spec
 from ..protocol.trees import decode, leaves
 
@@ -115,7 +115,6 @@ class _Call:
         self.tree = tree
         self.operands = operands
         self.writes = writes
-        self.function = function(name, np)
         self.waits = name in WAITING or _waits(name, tree, operands)
         measure = max((abs(each) for each in _ints(tree)), default=0)
         least = LEAST + (measure if measure <= 16 or name in _MEASURING else 0)
@@ -141,7 +140,7 @@ class _Call:
         args, kwargs = decode(self.tree, arrays)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self.function(*args, **kwargs)
+            return carry_out(self.name, args, kwargs, np)
 
     def _stand_in(self, each: Spec, shape: tuple[int, ...]) -> Array:
         """An array of a shape, with the axes in memory as the spec has them."""

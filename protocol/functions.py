@@ -87,6 +87,18 @@ def function(name: str, xp: Any) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def carry_out(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], xp: Any) -> Any:
+    """What the function of this name gives for these arguments; `out=` has it, too.
+
+    Some of NumPy's (`fft.hfft`, `fft.ifft2`) take an `out` which they do not write, at least not in the end.
+    """
+    result = function(name, xp)(*args, **kwargs)
+    out = kwargs.get("out")
+    if out is not None and result is not out and not isinstance(out, tuple):
+        xp.copyto(out, result, casting="same_kind")
+    return result
+
+
 @functools.cache
 def _ufuncs(xp: Any) -> frozenset[str]:
     return frozenset(name for name, each in vars(xp).items() if isinstance(each, xp.ufunc))

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..protocol.functions import DRAWS
-from ..protocol.functions import function as named_function
+from ..protocol.functions import DRAWS, carry_out
 from ..protocol.operations import Operation
 from ..protocol.specs import Spec, dtype_of
 from ..protocol.trees import decode, leaves
@@ -342,7 +341,7 @@ def _named(operation: Operation, xp: Any) -> Kernel:
     def run(out: Any, operands: tuple[Any, ...], static: tuple[Any, ...]) -> Any:
         args, kwargs = decode(static[1], operands)
         with np.errstate(all="ignore"):
-            result = named_function(static[0], xp)(*args, **kwargs)
+            result = carry_out(static[0], args, kwargs, xp)
         if operation.writes:
             return None
         if out is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 import os
 import signal
 import warnings
@@ -116,6 +117,51 @@ def test_what_small_samples_tell_holds_for_large_arrays(session: il.Session) -> 
     texts = [*[text for name, text in CALLS.items() if _there(name)], *EXPRESSIONS]
     wrong = [each for text in texts for each in differences(session, text, "f8", large=True)]
     assert not wrong, "\n".join(wrong)
+
+
+_IGNORING_OUT = ("fft.hfft", "fft.ifft2", "fft.fft2", "fft.irfftn", "fft.irfft2")
+
+
+def _takes_out(name: str) -> bool:
+    found: Any = np
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    try:
+        return "out" in inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def test_out_is_written_or_refused_as_numpy_does_it(session: il.Session) -> None:
+    """With a target that fits, of another dtype, of another layout, and of another shape."""
+    tried, wrong = 0, []
+    for name, text in CALLS.items():
+        wanted = outcome(text, made("f8"))
+        if not _takes_out(name) or not isinstance(wanted, (np.ndarray, np.generic)) or not text.endswith(")"):
+            continue
+        tried += 1
+        shape = np.shape(wanted)
+        targets = [
+            np.zeros(shape, wanted.dtype), np.zeros(shape, "f4"), np.zeros(shape, "i2"), np.zeros(shape[::-1]).T,
+            np.zeros((*shape, 2)),
+        ]  # fmt: skip
+        for target in targets:
+            theirs, ours = target.copy("K"), il.asarray(target.copy("K"), device=session.devices[0])
+            arrays = made("f8")
+            here = {key: il.asarray(arrays[key], device=session.devices[0]) for key in _names(text) & arrays.keys()}
+            command = f"{text[:-1]}, out=target)"
+            one = outcome(command, {**arrays, "target": theirs})
+            other = outcome(command, {**here, "target": ours})
+            if name in _IGNORING_OUT and not isinstance(other, Exception):
+                theirs = one = np.asarray(one).astype(target.dtype)  # ours have it
+            if isinstance(one, Exception):  # then some have written already
+                ours, theirs = None, None
+            if name in _IGNORING_OUT and isinstance(other, (TypeError, ValueError)):
+                continue  # what does not fit is refused, which NumPy lets pass
+            if not agree(one, other) or not agree(theirs, read(ours)):
+                wrong.append(f"{command} {target.dtype} {target.shape}: {other!r}, {read(ours)}, not {one!r}, {theirs}")
+    assert not wrong, "\n".join(wrong)
+    assert tried > 40
 
 
 def differences(session: il.Session, text: str, dtype: str, large: bool = False) -> list[str]:
