@@ -27,20 +27,33 @@ def issue(name: str, tree: Any, refs: tuple[Any, ...], count: int, lane: Lane, c
     session.check_open()
     session.refuse_in_tape(_WHAT)
     out = lane.next_id()
-    with lane.lock:
-        if lane.lost is not None:
-            raise failures.again(lane.lost)
-        request, pending = session.question(lane)
-        lane.append((ASKED, out, (), refs, (name, tree, count, request), None), site)
-    made = []
-    for place in range(count):
-        each = handle(cls, lane, out + place * NEXT_OUTPUT, None)
-        del each._spec
-        each._asked = pending, place
-        made.append(each)
+    made: list[Any] = []
+    pending = None
+    try:
+        with lane.lock:
+            if lane.lost is not None:
+                raise failures.again(lane.lost)
+            request, pending = session.question(lane, _WHAT, site)
+            lane.append((ASKED, out, (), refs, (name, tree, count, request), None), site)
+        for place in range(count):
+            each = handle(cls, lane, out + place * NEXT_OUTPUT, None)
+            del each._spec
+            each._asked = pending, place
+            made.append(each)
+    except BaseException:  # Ctrl-C: nobody waits for the answer, nor has handles of the others
+        if pending is not None:
+            session.abandon(pending)
+        lane.dropped.extend([out + place * NEXT_OUTPUT for place in range(len(made), count)])
+        raise
     if len(lane.batch) >= lane.limit:
         lane.full()
     return made
+
+
+def is_known(array: Any) -> bool:
+    """Whether the array's spec, or why there is none, can be told without waiting."""
+    pending = getattr(array, "_asked", None)
+    return pending is None or pending[0].done
 
 
 def spec_of(array: Any) -> Spec:

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..protocol import messages as m
@@ -242,6 +242,17 @@ def _forget(session: Session) -> None:
     sweep()  # the named segments of workers that were killed; their guards do it, too, a moment later
     remove_folder(session._folder)
     session._forgotten()
+
+
+@contextlib.contextmanager
+def lock(session: Session) -> Iterator[bool]:
+    """With the session's lock, or without it where this thread holds it, further down; which it is."""
+    locked = _lock(session)
+    try:
+        yield locked
+    finally:
+        if locked:
+            session.lock.release()
 
 
 def _lock(session: Session) -> bool:

@@ -29,7 +29,7 @@ def handle(session: Session, data: bytes) -> None:
         message = decode(data)
     except ProtocolError:
         return  # not of one of ours
-    if type(message) in _TWICE and not session._gated:
+    if type(message) in _TWICE and not session._gated and session.recovery is None:
         _handle_whole(session, message)
     else:
         with uninterrupted():
@@ -68,7 +68,7 @@ def _take(session: Session, message: m.Message) -> None:
                     lane.loans_over.append(message.place[1])
                     lane.give_back()
                 return
-            if not pending.done and type(message.place) is tuple:
+            if not pending.done and pending.loan is None and type(message.place) is tuple:
                 pending.loan = Loan(message.place[1], lane.loans_over)
             pending.happened(message)
             # No calls: it is forgotten as it counts as handled, for nobody must hear of it again.

@@ -243,7 +243,8 @@ def _begin(session: Session, device: Device, worker: workers.Adopted, process: w
         session.lock,
     ):  # a captured function that is just being recorded uses one lane or the other
         if session.recorder is not None:
-            session.recorder.devices.append(str(device))
+            # Of all lanes: one more was opened for each greeting that a worker refused.
+            session.recorder.devices[:] = [str(each.device) for each in session.lanes]
             lane.send(m.Trace(True))
             lane.limit = 0
             session.recorder.begin(lane.index, lane.first)
@@ -258,6 +259,8 @@ def _greet_anew(session: Session, device: Device, worker: workers.Adopted, proce
     while True:
         with session.lock:
             session.check_open()
+            if len(session.lanes) >= MOST_LANES:
+                raise InterlockError(f"the worker of {device} did not begin anew: connect anew")
             lane = session._open(worker, process, device)
         try:
             greetings.greet(session, [lane])

@@ -33,6 +33,8 @@ def lose(session: Session, index: int, reason: str) -> None:
     lane.lose(error)
     session._give_credit(lane)
     greetings.welcome(session, index, error)
+    if session.recorder is not None:
+        session.recorder.lost(index)
     for request, pending in list(session._pending.items()):
         if pending.lane == index:
             del session._pending[request]

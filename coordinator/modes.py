@@ -26,6 +26,7 @@ SYNCS: Final = ("op",)
 NANS: Final = ("flag", "raise")
 TRIES: Final = 15  # round trips that are measured for the line that says what a mode costs
 ON_THE_WAY_S: Final = 1.0  # the longest that a finding may be on the way from its worker
+LATELY: Final = 50_000  # findings that are remembered, more than are computed again at once
 SHOWN: Final = 5  # findings that are told of at once
 
 
@@ -114,17 +115,26 @@ class Flags:
         self._raising = mode == "raise"
         self._came: defaultdict[int, int] = defaultdict(int)  # by lane
         self._awaited: Pending | None = None
+        self._lately: dict[tuple[int, int], None] = {}  # with recover=True: found once, and perhaps to be found again
         self._found: list[tuple[int, str, Site | None]] = []  # place in the order of issue, words, line
 
     def add(self, message: Flagged) -> None:
         """The caller holds the session's lock."""
-        lane = self._session.lanes[message.lane]
-        site = lane.site(message.n)
-        self._found.append((message.issued, _story(message, str(lane.device)), site))
+        lane, at = self._session.lanes[message.lane], (message.lane, message.n)
+        if at not in self._lately:
+            self._found.append((message.issued, _story(message, str(lane.device)), lane.site(message.n)))
+        if self._session.recovery is not None:
+            self._lately[at] = None
+            if len(self._lately) > LATELY:
+                del self._lately[next(iter(self._lately))]
         self._came[message.lane] += 1
         if self._awaited is not None and not self._missing():
             self._awaited.happened(True)
             self._awaited = None
+
+    def again(self) -> None:
+        """All lanes begin another life, and count from 0. The caller holds the lock."""
+        self._came.clear()
 
     def _missing(self) -> bool:
         page = self._session.progress

@@ -80,6 +80,12 @@ class Recorder:
         pending = self._last[lane] = Pending(lane)
         return pending
 
+    def lost(self, lane: int) -> None:
+        """The lane's worker sends no records any more."""
+        pending = self._last.get(lane)
+        if pending is not None:
+            pending.happened(None)
+
     def blocked(self, what: str, site: Site | None, start_ns: int, reason: str, buffer: int | None = None) -> None:
         """The frontend waited, for this reason; `buffer` if it was for that one's elements."""
         file, line, _ = place(site)

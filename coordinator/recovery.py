@@ -30,10 +30,10 @@ from ..protocol import messages as m
 from ..protocol.arena import Arena
 from ..protocol.errors import InterlockError
 from ..protocol.messages import Control
-from ..protocol.page import CANCEL, DONE, RUNNING, cell
+from ..protocol.page import CANCEL, DONE, FLAGGED, RUNNING, cell
 from ..protocol.specs import Spec
 from ..protocol.specs import spec as spec_of
-from . import greetings, losses, workers
+from . import closing, greetings, losses, workers
 from .events import Pending
 from .history import Asked, Chunk, Live, question_of, without_answered
 from .lives import Source
@@ -146,6 +146,8 @@ class Recovery:
         session.life += 1
         for each in session.lanes:
             each.paused = True
+            if session.recorder is not None:
+                session.recorder.lost(each.index)  # what the former life recorded last does not come any more
         self._end_questions()  # the thread here may wait for them
         self._wake.set()
 
@@ -191,6 +193,7 @@ class Recovery:
         session = self._session
         with session.lock:
             if lane not in self._dead:
+                lane.left = True
                 losses.lose(session, lane.index, "was stopped by restart()")
         while self.recovering and not session.closed and lane.lost is None:
             self._wake.set()
@@ -204,12 +207,12 @@ class Recovery:
         self._closed = True
         self._source.close()
         self._wake.set()
-        with session.lock:
+        with closing.lock(session) as mine:
             self._end_questions()
         session.nudge()
-        if self._thread is not threading.current_thread():
+        if mine and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
-        with session.lock:
+        with closing.lock(session):
             if self.recovering:  # nothing can be waited for any more
                 for lane in session.lanes:
                     lane.paused = False
@@ -526,12 +529,14 @@ class Recovery:
             session._uploads.update(self._uploads)
             self._free_unless_needed(list({id(block): block for block in lent}.values()))
             page = session.progress
+            session.flags.again()
             for lane in session.lanes:
                 lane.completed = self._after[lane.index]
                 lane.log.clear()
                 lane.loans_over.clear()
                 page[cell(page, DONE, lane.index)] = lane.completed
-                page[cell(page, RUNNING, lane.index)] = page[cell(page, CANCEL, lane.index)] = 0
+                for row in (RUNNING, CANCEL, FLAGGED):
+                    page[cell(page, row, lane.index)] = 0
                 self._restore(lane)
 
     def _adopt(self, lane: Lane, worker: workers.Adopted, process: workers.Process | None) -> None:
@@ -543,7 +548,7 @@ class Recovery:
         if process is not None:
             session._processes = [each for each in session._processes if each is not lane.process]
             session._processes.append(process)
-        lane.worker, lane.process = worker, process
+        lane.worker, lane.process, lane.left = worker, process, False
         session._watch.watch((lane.index, worker.identity.incarnation), worker.identity)
 
     def _await_welcome(self, lane: Lane, life: int) -> None:

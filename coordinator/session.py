@@ -335,10 +335,10 @@ class Session:
             self.wait(pending)
         self._note_blocked("credit", started, f"there was no room in the window of {lane.device}")
 
-    def question(self, lane: Lane) -> tuple[int, Pending]:
+    def question(self, lane: Lane, what: str, site: Site | None) -> tuple[int, Pending]:
         """The number of a question to a worker, and its answer when that comes. The caller holds the lock."""
         request = next(self._requests)
-        pending = self._pending[request] = Pending(lane.index)
+        pending = self._pending[request] = Pending(lane.index, what, site=site)
         return request, pending
 
     def wait_for(self, pending: Pending, what: str) -> Any:

@@ -11,14 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..protocol.accesses import accesses, buffer_of
+from ..protocol.accesses import accesses, buffer_of, operation_name
 from ..protocol.messages import CONTROLS, Control, Instruction
-from ..protocol.operations import BY_NUMBER
 from ..protocol.page import RUNNING, SINCE, cell
 from ..protocol.recordings import bind
 from ..protocol.specs import spec as spec_of
 from ..protocol.stacks import process_state, python_stack
-from . import answers
+from . import answers, asked
 from . import explain as core
 from .events import Pending
 from .issue import Handle
@@ -92,9 +91,14 @@ def explain(array: Any) -> Explanation:
     lane, session = handle._lane, handle._lane.session
     buffer = buffer_of(handle._ref)
     assert buffer is not None
-    spec = handle._spec
-    about = f"{getattr(spec, 'dtype', '')} {getattr(spec, 'shape', '')} on {lane.device}".strip()
     session.check_open()
+    spec: Any = None
+    if asked.is_known(handle):
+        try:
+            spec = handle._spec
+        except Exception as error:
+            return Explanation(f"an array on {lane.device}", "failed", error=error)
+    about = f"{getattr(spec, 'dtype', '')} {getattr(spec, 'shape', '')} on {lane.device}".strip()
     if lane.lost is not None:
         return Explanation(about, "failed", error=lane.lost)
     with session.lock:
@@ -112,7 +116,7 @@ def explain(array: Any) -> Explanation:
 
 def _settled(session: Session, lane: Lane, buffer: int, spec: Any, about: str, reasons: list[Reason]) -> Explanation:
     """Nothing that it waits for runs: it is there, or has failed, or will be in a moment, as only its worker knows."""
-    waiting = Explanation(about, "waiting" if reasons else "ready", reasons)
+    waiting = Explanation(about, "waiting" if reasons or spec is None else "ready", reasons)
     if not hasattr(spec, "dtype") or session.taping():
         return waiting
     nothing = (buffer, 0, (0,), (spec.dtype.itemsize,), spec.dtype.str)
@@ -174,7 +178,7 @@ class View:
         self, lane: Lane, n: int, instruction: Instruction, site: Site | None, call: Site | None, sent_ns: int
     ) -> core.Step:
         code = instruction[0]
-        name = _CONTROL[code] if code < CONTROLS else BY_NUMBER[code // 4].name
+        name = _CONTROL[code] if code < CONTROLS else operation_name(instruction)
         self._told[lane.index, n] = name, site, call, sent_ns
         reads, writes = accesses(instruction)
         takes = instruction[3] if code == Control.RECV else None

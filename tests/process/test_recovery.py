@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import interlock as il
-from interlock.coordinator import recovery, workers
+from interlock.coordinator import lives, recovery, workers
 
 from .programs import address_of, becomes, kill, launcher
 
@@ -328,3 +328,64 @@ def test_where_it_cannot_be_it_is_refused(runtime: Path) -> None:
         assert session.recovery is None
         with pytest.raises(il.InterlockError, match="connected with recover=True"):
             session.checkpoint()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_living_worker_of_a_launcher_is_begun_anew_with_at_once(runtime: Path) -> None:
+    with launcher("--devices", "cpu:0,cpu:1") as up:
+        with il.connect(address=address_of(up), recover=True) as session:
+            x = il.arange(20_000.0, device="cpu:1")
+            pids = session.pids
+            begun = time.monotonic()
+            session.restart("cpu:1")
+            assert time.monotonic() - begun < lives.RESTART_S / 2
+            assert session.pids == pids
+            assert same(x + 1, np.arange(20_000.0) + 1)
+        up.signal(signal.SIGTERM)
+        up.ended()
+
+
+def test_what_is_computed_again_is_flagged_once(runtime: Path) -> None:
+    with il.connect("cpu:0,cpu:1", recover=True, nan="flag") as session:
+        x, y = il.zeros(3, device="cpu:0"), il.zeros(3, device="cpu:1")
+        with pytest.warns(RuntimeWarning, match="3 inf among 3 elements"):
+            (1 / x).numpy()
+        kept = 1 / (y + 0.0)
+        with pytest.warns(RuntimeWarning, match="3 inf among 3 elements"):
+            kept.numpy()
+        for pid in session.pids.values():
+            kill(pid)
+        assert same(kept, np.full(3, np.inf))  # a warning would be an error
+        assert not session.flags._missing()
+        with pytest.warns(RuntimeWarning, match="3 inf among 3 elements") as told:
+            (1 / (x + 0.0)).numpy()
+        assert len(told) == 1
+
+
+def test_a_trace_goes_on_over_a_loss_and_ends(runtime: Path, tmp_path: Path) -> None:
+    with il.connect("cpu:0,cpu:1", recover=True) as session:
+        x = il.ones(1000, device="cpu:1")
+        with il.trace(tmp_path / "timeline.json", session=session):
+            x = x + 1
+            kill(session.pids["cpu:1"])
+            y = x * 2
+            assert same(y, np.full(1000, 4.0))
+            z = x * 3
+        assert same(z, np.full(1000, 6.0))
+        assert "multiply" in (tmp_path / "timeline.json").read_text()
+
+
+def test_a_shape_that_only_a_worker_can_tell_is_told_after_its_loss(runtime: Path) -> None:
+    with il.connect("cpu:0,cpu:1", recover=True) as session:
+        host = np.array([3, 1, 3])
+        x = il.asarray(host, device="cpu:1")
+        x.numpy()
+        os.kill(session.pids["cpu:1"], signal.SIGSTOP)
+        y = np.unique(x)
+        known = np.unique(x + 1)
+        kill(session.pids["cpu:1"])
+        assert y.shape == (2,)
+        session.checkpoint()
+        kill(session.pids["cpu:1"])
+        assert same(y + 1, np.unique(host) + 1)
+        assert same(known, np.unique(host + 1))

@@ -231,9 +231,10 @@ def test_a_session_closed_within_what_it_records(nothing_left: None) -> None:
 
 
 @pytest.mark.parametrize("where", ["with the lock", "with the turn to receive", "while it sends"])
-def test_a_finalizer_may_close_wherever_it_runs(where: str, nothing_left: None) -> None:
+@pytest.mark.parametrize("recover", [False, True])
+def test_a_finalizer_may_close_wherever_it_runs(where: str, recover: bool, nothing_left: None) -> None:
     """Python runs finalizers at any line, also at those of ours that hold a lock."""
-    session = il.connect("cpu:0,cpu:1")
+    session = il.connect("cpu:0,cpu:1", recover=True) if recover else il.connect("cpu:0,cpu:1")
     x = il.ones(3) + 1
     if where == "with the lock":
         with session.lock:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import interlock as il
+from interlock.coordinator import greetings
+from interlock.protocol.errors import ProtocolError
 
 
 @pytest.fixture(params=["cpu:0,cpu:1", "cpu:0,sim:0"])
@@ -102,3 +104,26 @@ def test_many_that_wait_behind_one_ticket_take_few_tracks(session: il.Session, t
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     tracks = [each["args"]["name"] for each in events if each["name"] == "thread_name"]
     assert 1 <= sum(name.startswith("waiting (") for name in tracks) <= 8
+
+
+def test_a_trace_names_the_devices_after_a_restart_that_a_worker_refused_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each greeting takes a lane."""
+    sound, refusals = greetings.greet, [ProtocolError("the worker serves a session of that number already")] * 2
+
+    def greet(session: il.Session, lanes: list[Any]) -> None:
+        if refusals:
+            raise refusals.pop()
+        sound(session, lanes)
+
+    with il.connect("cpu:0,cpu:1") as session:
+        with il.trace(tmp_path / "timeline.json", session=session) as trace:
+            os.kill(session.pids["cpu:1"], signal.SIGKILL)
+            monkeypatch.setattr(greetings, "greet", greet)
+            session.restart("cpu:1")
+            x = il.ones(3, device="cpu:1").to("cpu:0")
+            assert x.tolist() == [1.0, 1.0, 1.0]
+        assert trace.records.devices[-1] == "cpu:1"
+        events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+        assert any(event.get("args", {}).get("device") == "cpu:1" for event in events)
