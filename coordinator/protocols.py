@@ -174,7 +174,10 @@ def _place_of_out(function: Any) -> int | None:
 @functools.cache
 def _parameters(ours: Any) -> tuple[int, frozenset[str] | None]:
     """How many positional arguments a function of ours takes, and which names; None: any."""
-    parameters = inspect.signature(ours).parameters.values()
+    try:
+        parameters = inspect.signature(ours).parameters.values()
+    except ValueError:  # it stands for one of NumPy's that is written in C
+        parameters = inspect.signature(ours, follow_wrapped=False).parameters.values()
     kinds = [each.kind for each in parameters]
     positional = sum(kind in (0, 1) for kind in kinds) if 2 not in kinds else 1 << 30
     return positional, None if 4 in kinds else frozenset(each.name for each in parameters if each.kind in (1, 3))

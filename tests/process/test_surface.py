@@ -190,11 +190,12 @@ def _there(name: str) -> bool:
 
 def public() -> set[str]:
     """NumPy's public functions, but for ufuncs, which have tests of their own."""
+    going = {"in1d", "trapz"}  # names of older NumPys
     return {
         prefix + name
         for prefix, module in (("", np), ("linalg.", np.linalg), ("fft.", np.fft))
-        for name in module.__all__
-        if callable(each := getattr(module, name)) and not isinstance(each, (type, np.ufunc))
+        for name in {*module.__all__} - going
+        if callable(each := getattr(module, name)) and not isinstance(each, (type, np.ufunc)) and name[0] != "_"
     }
 
 
