@@ -163,7 +163,7 @@ def test_a_program_of_another_version_is_refused_and_the_workers_serve_on(patch:
     script = f"""
 import sys
 import interlock as il
-import interlock.coordinator.session as s
+import interlock.coordinator.greetings as s
 from interlock.protocol import messages as m
 {patch}
 try:
