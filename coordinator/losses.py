@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..protocol import messages as m
-from ..protocol.codec import encode
 from ..protocol.identity import ends_within, same_host
-from ..protocol.sockets import Outlet
 from . import failures, greetings
 from .interrupts import uninterrupted
 from .unfinished import told, unfinished
@@ -67,10 +65,8 @@ def found_lost(session: Session, index: int) -> Exception | None:
 
 
 def tell_lost(session: Session, lane: Any, words: str = "") -> None:
-    """On the thread of a watch or of a connection: tell by the one road that everyone listens on."""
-    outlet = Outlet(session._events.inproc, events=True)
-    outlet.send(encode(m.Lost(lane, words or fate(session, lane))))
-    outlet.close()
+    """On the thread of a watch or of a connection."""
+    session.tell_receiver(m.Lost(lane, words or fate(session, lane)))
     session._ended = True
     session.receiver.wake()  # nobody else may be receiving
 

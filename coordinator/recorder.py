@@ -20,7 +20,6 @@ from .timeline import WAITS, Blocked, Issued, Moved, Ran
 if TYPE_CHECKING:
     from .lane import Lane
 
-_CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run", "keep")
 _STREAMS: Final = ("compute", "h2d", "d2h", "peer", WAITS)
 _CREATING: Final = ("create", "sequence", "random")
 
@@ -105,7 +104,7 @@ class Recorder:
         code = instruction[0]
         ticket: Any = None
         if code < CONTROLS:
-            name = kind = _CONTROL_NAMES[code]
+            name = kind = operation_name(instruction)
             ticket = {Control.SEND: 2, Control.RECV: 3}.get(code)
             ticket = None if ticket is None else instruction[ticket]
             if kind == "fence":

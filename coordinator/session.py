@@ -278,8 +278,12 @@ class Session:
 
     def nudge(self) -> None:
         """Let whoever receives look again: what he waits for may have happened without a message."""
+        self.tell_receiver(m.Lost(None, ""))
+
+    def tell_receiver(self, message: m.Lost) -> None:
+        """From any thread, by the one road that everyone listens on."""
         outlet = Outlet(self._events.inproc, events=True)
-        outlet.send(encode(m.Lost(None, "")))
+        outlet.send(encode(message))
         outlet.close()
 
     def serving(self, device: Device) -> Lane:

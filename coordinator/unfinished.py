@@ -21,7 +21,6 @@ from .sites import Site, place
 if TYPE_CHECKING:
     from .lane import Lane
 
-CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run", "keep")
 _SWIFT: Final = (Control.FREE, Control.DEFINE, Control.FORGET)
 _NAMED: Final = 6  # operands at the most
 
@@ -87,7 +86,7 @@ def _words(lane: Lane, instruction: Instruction, step: int) -> str:
         def spec(ref: Ref) -> str:
             return _of_buffer(lane, ref) if type(ref) is int else _view(ref)
 
-    name = CONTROL_NAMES[instruction[0]] if instruction[0] < CONTROLS else operation_name(instruction)
+    name = operation_name(instruction)
     operands = [spec(ref) for ref in _operands(instruction)]
     shown = ", ".join(operands[:_NAMED]) + (", ..." if len(operands) > _NAMED else "")
     return f"`{name}` ({shown}){captured}"

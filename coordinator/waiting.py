@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..protocol.accesses import accesses, buffer_of, operation_name
-from ..protocol.messages import CONTROLS, Control, Instruction
+from ..protocol.messages import Control, Instruction
 from ..protocol.page import RUNNING, SINCE, cell
 from ..protocol.recordings import bind
 from ..protocol.specs import spec as spec_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PROBE_S: Final = 0.25  # how long `explain` waits to hear whether what nothing keeps has failed
 SHOWN: Final = 12  # links of a chain that are printed; the ones in the middle are left out
-_CONTROL: Final = ("free", "send", "recv", "read", "upload", "synchronize", "define", "forget", "run", "keep")
 
 
 class Reason(NamedTuple):
@@ -178,7 +177,7 @@ class View:
         self, lane: Lane, n: int, instruction: Instruction, site: Site | None, call: Site | None, sent_ns: int
     ) -> core.Step:
         code = instruction[0]
-        name = _CONTROL[code] if code < CONTROLS else operation_name(instruction)
+        name = operation_name(instruction) if code != Control.FENCE else "synchronize"  # as the program calls it
         self._told[lane.index, n] = name, site, call, sent_ns
         reads, writes = accesses(instruction)
         takes = instruction[3] if code == Control.RECV else None

@@ -24,6 +24,7 @@ from .operations import BY_NAME, BY_NUMBER
 Buffers = tuple[int, ...]
 _NOTHING: Final[Buffers] = ()
 _SLOT_BITS: Final = 15
+_CONTROL_NAMES: Final = ("free", "send", "recv", "read", "upload", "fence", "define", "forget", "run", "keep")
 MOST_ASKED: Final = 1 << 14  # results of one call
 ASKED: Final = 4 * BY_NAME["asked"].number + GENERAL
 
@@ -118,7 +119,9 @@ def issue_number(instruction: Instruction) -> int:
 
 
 def operation_name(instruction: Instruction) -> str:
-    """What an operation is called: for a call by name that name."""
+    """What an instruction is called: for a call by name that name."""
+    if instruction[0] < CONTROLS:
+        return _CONTROL_NAMES[instruction[0]]
     operation = BY_NUMBER[instruction[0] // 4]
     return operation.name if operation.kind not in ("named", "asked") else str(instruction[4][0])
 

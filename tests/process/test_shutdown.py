@@ -230,8 +230,10 @@ def test_a_session_closed_within_what_it_records(nothing_left: None) -> None:
         del step, x
 
 
-@pytest.mark.parametrize("where", ["with the lock", "with the turn to receive", "while it sends"])
-@pytest.mark.parametrize("recover", [False, True])
+@pytest.mark.parametrize(
+    ("where", "recover"),
+    [("with the lock", False), ("with the lock", True), ("with the turn to receive", False), ("while it sends", False)],
+)
 def test_a_finalizer_may_close_wherever_it_runs(where: str, recover: bool, nothing_left: None) -> None:
     """Python runs finalizers at any line, also at those of ours that hold a lock."""
     session = il.connect("cpu:0,cpu:1", recover=True) if recover else il.connect("cpu:0,cpu:1")
