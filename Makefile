@@ -30,7 +30,7 @@ train: $(VENV)/with-examples
 	$(VENV)/bin/python $(strip examples/mlp.py $(TRAIN))
 
 test: $(VENV)/with-tests build/types
-	$(VENV)/bin/python -m $(strip pytest $(TEST))
+	$(VENV)/bin/python -m pytest $(or $(strip $(TEST)),--numprocesses 3 --dist loadfile)
 
 chaos: $(VENV)/with-tests
 	$(VENV)/bin/python -m $(strip tests.stress.chaos $(CHAOS))

@@ -22,7 +22,7 @@ import os, signal, sys, time
 import numpy as np
 import interlock as il
 
-def backlog(device, count=24):
+def backlog(device, count=48):
     made, factor = [il.ones((1500, 1500), device=device)], il.full((1500, 1500), 1 / 1500, device=device)
     for _ in range(count):
         made.append(made[-1] @ factor)
