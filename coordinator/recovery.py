@@ -195,6 +195,7 @@ class Recovery:
             if lane not in self._dead:
                 lane.left = True
                 losses.lose(session, lane.index, "was stopped by restart()")
+                self._tries = 0  # who asks for it again and again may have it
         while self.recovering and not session.closed and lane.lost is None:
             self._wake.set()
             time.sleep(POLL_S)

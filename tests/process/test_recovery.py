@@ -389,3 +389,13 @@ def test_a_shape_that_only_a_worker_can_tell_is_told_after_its_loss(runtime: Pat
         kill(session.pids["cpu:1"])
         assert same(y + 1, np.unique(host) + 1)
         assert same(known, np.unique(host + 1))
+
+
+def test_restarts_that_are_asked_for_are_not_counted(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "TRIES", 2)
+    with il.connect("cpu:0", recover=True) as session:
+        x = il.arange(3)
+        for _ in range(4):
+            x = x * 2  # not come to by then
+            session.restart("cpu:0")
+        assert same(x, np.arange(3) * 16)
