@@ -24,7 +24,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -71,6 +71,9 @@ FAULTS: Final = (
     (2, ("interrupt", "interrupt")),
     (2, ("stop", "interrupt", "interrupt")),
     (1, ("stop", "interrupt", "kill")),
+    (1, ("restart",)),
+    (1, ("kill", "restart")),
+    (1, ("kill", "interrupt", "kill")),
 )
 
 
@@ -78,7 +81,7 @@ class Fault(NamedTuple):
     """Something that is done to a worker, or to this program, before a step."""
 
     at: int
-    what: str  # kill, stop (to go on after a while), interrupt
+    what: str  # kill, stop (to go on after a while), interrupt, restart (where nothing may be lost; else it is a kill)
     device: int
     delay_s: float  # kill, interrupt: so much later; stop: for so long
 
@@ -95,7 +98,7 @@ class Round:
 
     @property
     def killed(self) -> frozenset[int]:
-        return frozenset(fault.device for fault in self.faults if fault.what == "kill")
+        return frozenset(fault.device for fault in self.faults if fault.what in ("kill", "restart"))
 
 
 def _choose(random: np.random.Generator, among: Any) -> Any:
@@ -103,10 +106,10 @@ def _choose(random: np.random.Generator, among: Any) -> Any:
     return among[int(random.choice(len(among), p=weights / weights.sum()))][1]
 
 
-def setting_of(seed: int, series: int) -> tuple[Setting, bool]:
-    """On what a series of rounds is played, and whether its workers' messages are late."""
+def setting_of(seed: int, series: int, among: Sequence[int] = ()) -> tuple[Setting, bool]:
+    """On what a series of rounds is played (among these of the settings; of all), and whether messages are late."""
     random = np.random.default_rng([seed, 1, series])
-    setting = _choose(random, SETTINGS)
+    setting = _choose(random, [SETTINGS[place] for place in among] or SETTINGS)
     return setting.reseeded(int(random.integers(1 << 30))), bool(random.random() < 0.3)
 
 
@@ -306,6 +309,8 @@ class ChaosPlayer(Player):
     def _synchronize(self, may_fail: bool) -> None:  # of `finish`
         with KEYBOARD.held():
             super()._synchronize(may_fail)
+            if self.setting.recover:  # or uploads stay until the next checkpoint, which is far away
+                self.session.checkpoint(player.PATIENCE_S)
 
 
 class Keyboard:
@@ -355,6 +360,7 @@ class Hands:
     session: il.Session
     faults: tuple[Fault, ...]
     counts: Counter[str]
+    recover: bool = False
     interrupted: bool = False  # an interrupt has come out of a call
     _timers: list[threading.Timer] = field(default_factory=list)
     _fds: list[int] = field(default_factory=list)
@@ -385,7 +391,9 @@ class Hands:
 
     def do(self, fault: Fault) -> None:
         self.counts[f"{fault.what}s"] += 1
-        if fault.what == "kill":
+        if fault.what == "restart" and self.recover:
+            self.session.restart(self.session.devices[fault.device])
+        elif fault.what in ("kill", "restart"):
             self._later(fault.delay_s, lambda: self._send(fault.device, signal.SIGKILL))
         elif fault.what == "stop":
             self._send(fault.device, signal.SIGSTOP)
@@ -403,7 +411,10 @@ class Hands:
 
     def _send(self, device: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fds[device], number)
+            if self.recover:  # it may be another one by now
+                os.kill(self.session.devices[device].lane.worker.identity.pid, number)
+            else:
+                signal.pidfd_send_signal(self._fds[device], number)
 
 
 # -- rounds -----------------------------------------------------------------------------------------------------------
@@ -417,7 +428,7 @@ def play(session: il.Session, setting: Setting, round_: Round, counts: Counter[s
     """
     counts["programs"] += 1
     KEYBOARD.forget()
-    with Hands(session, round_.faults, counts) as hands:
+    with Hands(session, round_.faults, counts, setting.recover) as hands:
         if round_.captured:
             _play_captured(session, setting, round_, hands, counts)
         else:
@@ -609,8 +620,11 @@ def run(
     seconds: float | None = None,
     say: Callable[[str], None] | None = None,
     hang_ends: bool = False,
+    among: Sequence[int] = (),
 ) -> Counter[str]:
     """Rounds of a seed: so many, or for so long; `hang_ends` the process, with all stacks, where even a limit hangs.
+
+    `among`: which of the settings there may be; none are all.
 
     Raises:
         Failed: one went wrong.
@@ -626,7 +640,7 @@ def run(
     with handled():
         while more():
             series = number // SERIES
-            setting, late = setting_of(seed, series)
+            setting, late = setting_of(seed, series, among)
             if late:
                 late_worker = str(Path(__file__).with_name("late_worker.py"))
                 workers.PROGRAM = (late_worker, str(seed + series))
@@ -656,12 +670,13 @@ def run(
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
                         session.close()
-            except (Wrong, il.InterlockError) as wrong:
+            except (Wrong, il.InterlockError, TimeoutError) as wrong:
+                only = " --setting " + " ".join(map(str, among)) if among else ""
                 raise Failed(
                     f"round {number} on {setting}{', late' if late else ''}: {type(wrong).__name__}: {wrong}\n"
                     f"faults: {round_.faults}, captured: {round_.captured}\n"
-                    f"again: python -m tests.stress.chaos --seed {seed} --first {number} --rounds 1"
-                    f" (the whole series: --first {series * SERIES} --rounds {SERIES})"
+                    f"again: python -m tests.stress.chaos --seed {seed} --first {number} --rounds 1{only}"
+                    f" (the whole series: --first {series * SERIES} --rounds {SERIES}{only})"
                 ) from wrong
             finally:
                 workers.PROGRAM = sound
@@ -678,11 +693,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float)
+    places = range(len(SETTINGS))
+    parser.add_argument("--setting", type=int, nargs="*", choices=places, default=(), help="places in SETTINGS; all")
     chosen = parser.parse_args(arguments)
     print(f"seed {chosen.seed}", flush=True)
     rounds = 1000 if chosen.rounds is None and chosen.seconds is None else chosen.rounds
     try:
-        counts = run(chosen.seed, chosen.first, rounds, chosen.seconds, lambda line: print(line, flush=True), True)
+        counts = run(
+            chosen.seed,
+            chosen.first,
+            rounds,
+            chosen.seconds,
+            lambda line: print(line, flush=True),
+            True,
+            chosen.setting,
+        )
     except Failed as failed:
         print(failed, file=sys.stderr)
         return 1
