@@ -14,6 +14,7 @@ from ..protocol.accesses import ASKED
 from ..protocol.messages import NEXT_OUTPUT
 from ..protocol.specs import Spec, spec
 from . import failures
+from .interrupts import uninterrupted
 from .issue import handle
 from .lane import Lane
 from .sites import Site
@@ -28,23 +29,16 @@ def issue(name: str, tree: Any, refs: tuple[Any, ...], count: int, lane: Lane, c
     session.refuse_in_tape(_WHAT)
     out = lane.next_id()
     made: list[Any] = []
-    pending = None
-    try:
-        with lane.lock:
-            if lane.lost is not None:
-                raise failures.again(lane.lost)
-            request, pending = session.question(lane, _WHAT, site)
-            lane.append((ASKED, out, (), refs, (name, tree, count, request), None), site)
+    with uninterrupted(), lane.lock:  # else nobody might wait for the answer, nor have handles
+        if lane.lost is not None:
+            raise failures.again(lane.lost)
+        request, pending = session.question(lane, _WHAT, site)
+        lane.append((ASKED, out, (), refs, (name, tree, count, request), None), site)
         for place in range(count):
             each = handle(cls, lane, out + place * NEXT_OUTPUT, None)
             del each._spec
             each._asked = pending, place
             made.append(each)
-    except BaseException:  # Ctrl-C: nobody waits for the answer, nor has handles of the others
-        if pending is not None:
-            session.abandon(pending)
-        lane.dropped.extend([out + place * NEXT_OUTPUT for place in range(len(made), count)])
-        raise
     if len(lane.batch) >= lane.limit:
         lane.full()
     return made

@@ -26,6 +26,7 @@ from ..protocol.messages import NEXT_OUTPUT, Control
 from ..protocol.recordings import bind, made
 from . import failures
 from .client import default_session
+from .interrupts import uninterrupted
 from .issue import Handle, handle
 from .lane import BIG
 from .modes import announce_verify
@@ -316,7 +317,8 @@ def _run(recording: Recording, arrays: list[Handle], numbers: list[tuple[Any, ..
                 raise failures.again(lane.lost)
         session.calls.append((base, user_site(2)))
         if session.gated:
-            _issue_one_by_one(recording, arrays, numbers, base)
+            with uninterrupted():  # half of it would be without the frees, which come at its end
+                _issue_one_by_one(recording, arrays, numbers, base)
         else:
             runs = [
                 (lane, part, recording.bindings(part, arrays), refs)

@@ -7,12 +7,12 @@ backlog of half a minute must. What runs goes on to its end.
 
 from __future__ import annotations
 
-import contextlib
+import _signal  # type: ignore[import-not-found]  # what is behind `signal`, which makes enums: ten times as long
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,25 +60,29 @@ class Interrupts:
         return None
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+class uninterrupted:  # noqa: N801  # it is used like a function
     """A section that Ctrl-C does not come into: it comes at the end.
 
-    For what would be left half done, off the hot path, as it takes some microseconds. It changes nothing on other
+    For what would be left half done, off the hot path, as it takes a microsecond or two. It changes nothing on other
     threads, where Python never interrupts, and where a program has a handler that is none of Python's.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before: Any = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])
+
+    __slots__ = ("_before", "_came")
+
+    def __enter__(self) -> None:
+        self._before: Any = None
+        self._came = False
+        if threading.current_thread() is threading.main_thread():
+            before = _signal.getsignal(signal.SIGINT)
+            if callable(before):
+                _signal.signal(signal.SIGINT, self._note)
+                self._before = before
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True  # and no frame, which would keep what is in it
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            _signal.signal(signal.SIGINT, self._before)
+            if self._came:
+                self._before(signal.SIGINT, sys._getframe(1))

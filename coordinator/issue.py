@@ -11,6 +11,9 @@ What the hot path leaves out, and why it may:
 - no line number: the code object and the offset in it are kept, and resolved when somebody asks;
 - no check that the session is open: a closed or lost lane has the limit 0, so that `full` is called, which raises;
 - no encoding: the batch is encoded as a whole when it leaves.
+
+A handle is made before its instruction is issued, so that what Ctrl-C leaves between the two is freed: workers take
+it well that a number is freed which nothing has.
 """
 
 from __future__ import annotations
@@ -138,6 +141,11 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
         else:
             offset = frame.f_lasti
         out = lane.next_id()
+        made = new(type(left))
+        made._base = None
+        made._lane = lane
+        made._ref = out
+        made._spec = spec
         with lane.lock:
             if id not in lane.known:
                 lane.define(spec)
@@ -146,11 +154,6 @@ def binary_method(name: str) -> Callable[[Any, Any], Any]:
             batch = lane.batch
             batch.append((code, out, id, left._ref, ref))
             lane.sites.append((site, offset))
-        made = new(type(left))
-        made._base = None
-        made._lane = lane
-        made._ref = out
-        made._spec = spec
         if len(batch) >= lane.limit:
             lane.full()
         return made
@@ -177,11 +180,11 @@ def reflected_method(name: str) -> Callable[[Any, Any], Any]:
         lane = right._lane
         site = user_site(2)
         out = lane.next_id()
+        made = handle(type(right), lane, out, spec)
         with lane.lock:
             if id not in lane.known:
                 lane.define(spec)
             lane.append((code, out, id, left, right._ref), site, weight)
-        made = handle(type(right), lane, out, spec)
         if len(lane.batch) >= lane.limit:
             lane.full()
         return made
@@ -202,11 +205,11 @@ def unary_method(name: str) -> Callable[[Any], Any]:
         lane = array._lane
         site = user_site(2)
         out = lane.next_id()
+        made = handle(type(array), lane, out, spec)
         with lane.lock:
             if id not in lane.known:
                 lane.define(spec)
             lane.append((code, out, id, array._ref), site, weight)
-        made = handle(type(array), lane, out, spec)
         if len(lane.batch) >= lane.limit:
             lane.full()
         return made
@@ -319,6 +322,7 @@ def call_one(
     spec = found.specs[0]
     site = user_site(3)
     out = lane.next_id()
+    made = handle(cls, lane, out, spec)  # type: ignore[arg-type]
     with lane.lock:
         if spec.id not in lane.known:
             lane.define(spec)
@@ -327,7 +331,6 @@ def call_one(
         batch = lane.batch
         batch.append((4 * operation.number + GENERAL, out, (spec.id,), refs, static, None))
         lane.sites.append(site)
-    made = handle(cls, lane, out, spec)  # type: ignore[arg-type]
     if len(batch) >= lane.limit:
         lane.full()
     return made
@@ -457,7 +460,7 @@ def _issue(
     cls: Any,
     site: Site,
 ) -> Any:
-    """Append the instruction, and make the handles of its results; `scalars`: some operand is none of an array's."""
+    """Make the handles of the results and append the instruction; `scalars`: some operand is none of an array's."""
     specs: tuple[Spec, ...] = () if into is not None else found.specs
     out = lane.next_id()
     instruction: tuple[Any, ...]
@@ -467,6 +470,10 @@ def _issue(
         target = None if into is None else into._ref
         ids = tuple([spec.id for spec in specs])
         instruction = (4 * operation.number + GENERAL, out, ids, refs, static, target)
+    if len(specs) == 1:
+        made = handle(cls, lane, out, specs[0])
+    else:
+        made = tuple([handle(cls, lane, out + place * NEXT_OUTPUT, spec) for place, spec in enumerate(specs)]) or into
     with lane.lock:
         weight = 0
         for spec in specs:
@@ -475,10 +482,6 @@ def _issue(
             if spec.nbytes >= BIG:
                 weight += spec.nbytes
         lane.append(instruction, site, weight)
-    if len(specs) == 1:
-        made = handle(cls, lane, out, specs[0])
-    else:
-        made = tuple([handle(cls, lane, out + place * NEXT_OUTPUT, spec) for place, spec in enumerate(specs)]) or into
     if len(lane.batch) >= lane.limit:
         lane.full()
     return made
@@ -577,7 +580,9 @@ def upload(data: Any, lane: Lane, cls: type[Any], site: Site, order: str = "K") 
     spec = _copied(layout, order)
     session = lane.session
     session.check_open()
-    return handle(cls, lane, uploads.upload(session, lane, data, spec, site), spec)
+    made = handle(cls, lane, session.next_id(), spec)
+    uploads.upload(session, lane, data, made._ref, spec, site)
+    return made
 
 
 def transfer(array: Any, target: Lane, site: Site) -> Any:
@@ -588,7 +593,9 @@ def transfer(array: Any, target: Lane, site: Site) -> Any:
         raise ValueError("the target device belongs to another session; read the array there and make a new one here")
     session.check_open()
     spec = _copied(array._spec, "K")
-    return handle(type(array), target, session.transfer(array._ref, source, target, spec, site), spec)
+    made = handle(type(array), target, session.next_id(), spec)
+    session.transfer(array._ref, source, target, made._ref, spec, site)
+    return made
 
 
 def _elsewhere(a: Lane, b: Lane) -> Exception:

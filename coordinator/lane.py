@@ -241,7 +241,7 @@ class Lane:
 
     def flush(self) -> None:
         """Send what was issued, and the buffers that were dropped. The caller holds the lock."""
-        if self.dropped:
+        if self.dropped or self._freeing:  # where Ctrl-C came before these were issued
             self.free()
         batch = self.batch
         if not batch or self.lost is not None or self.paused:
@@ -254,6 +254,8 @@ class Lane:
         self._sent_ns = time.monotonic_ns()
         first = self.first
         self.log.append((first, self.sites, batch, self._sent_ns))
+        if len(self.sites) < len(batch):  # Ctrl-C has come between the two
+            self.sites += [None] * (len(batch) - len(self.sites))
         self._last_site = self.sites[-1]
         if self.large:
             self._note_owners(batch)
@@ -331,7 +333,8 @@ class Lane:
     def give_back(self) -> None:
         """Return what the worker lent and nobody reads any more. The caller holds the lock."""
         if self.loans_over and self.lost is None:
-            self.send(m.Returned(tuple([self.loans_over.popleft() for _ in range(len(self.loans_over))])))
+            with uninterrupted():
+                self.send(m.Returned(tuple([self.loans_over.popleft() for _ in range(len(self.loans_over))])))
 
     def resend(self, first: int, sites: list[Site | None], batch: list[Instruction]) -> None:
         """Send a batch again, of which the worker knows all specs."""
@@ -372,7 +375,7 @@ class Lane:
         return room
 
     def unfinished(self) -> bool:
-        return bool(self.batch or self.dropped) or self.through() < self.first - 1
+        return bool(self.batch or self.dropped or self._freeing) or self.through() < self.first - 1
 
     def note_completed(self, through: int) -> None:
         self.completed = max(self.completed, through)

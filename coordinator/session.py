@@ -41,7 +41,7 @@ from ..protocol.questions import Questions
 from ..protocol.sockets import Events, Outlet, ipc, private_folder
 from ..protocol.specs import Spec
 from ..protocol.watch import Watch
-from . import answers, failures, greetings, incoming, losses, workers
+from . import answers, failures, finalisers, greetings, incoming, losses, workers
 from .closing import WORK_S, Closing, close
 from .events import STUCK_S, Pending, Receiver
 from .failures import Cause, Root
@@ -193,6 +193,7 @@ class Session:
         self._devices = {str(device): device for device in self.devices}
         self.greeted = True
         _sessions.add(self)
+        finalisers.watch()
         with contextlib.suppress(OSError):  # then nobody can ask from outside
             self.questions = Questions(Path(self._folder), self._why)
 
@@ -389,9 +390,8 @@ class Session:
                 raise
         return pending
 
-    def transfer(self, ref: Ref, source: Lane, target: Lane, spec: Spec, site: Site | None) -> int:
-        """Send an array from one worker to another; the new buffer's number there."""
-        buffer = self.next_id()
+    def transfer(self, ref: Ref, source: Lane, target: Lane, buffer: int, spec: Spec, site: Site | None) -> None:
+        """Send an array from one worker to another, where `buffer` is its number; there is a handle of it."""
         ticket = (source.index << m.TICKET_BITS) | buffer
         try:
             with self.lock:
@@ -404,13 +404,11 @@ class Session:
             for lane in (source, target):
                 if len(lane.batch) >= lane.limit:
                     lane.full()
-        except BaseException as error:
-            target.dropped.append(buffer)  # nobody will have a handle of it
-            if self.modes.sync and isinstance(error, Exception):
+        except Exception:
+            if self.modes.sync:
                 with contextlib.suppress(Exception):  # what failed at the source fails at the target, too
                     self.finish(target)
             raise
-        return buffer
 
     def issue_transfer(
         self, source: Lane, target: Lane, send: Instruction, recv: Instruction, spec: Spec, site: Site | None
@@ -718,6 +716,8 @@ class Session:
 
     def _forgotten(self) -> None:
         _sessions.discard(self)
+        if not _sessions:
+            finalisers.leave()
 
     def __enter__(self) -> Session:
         return self

@@ -14,7 +14,8 @@ from ..protocol.limits import CARRIED, too_large
 from ..protocol.messages import Control
 from ..protocol.specs import Spec
 from . import failures
-from .lane import BIG, Lane
+from .interrupts import uninterrupted
+from .lane import Lane
 from .sites import Site
 from .tracebacks import let_go
 
@@ -24,80 +25,88 @@ if TYPE_CHECKING:
 INLINE: Final = 32 * 1024  # bytes; smaller uploads travel inside the message
 
 
-def upload(session: Session, lane: Lane, data: np.ndarray[Any, Any], spec: Spec, site: Site | None) -> int:
-    """Copy the user's data now, and make an array of it on the worker; the new buffer's number.
+def upload(
+    session: Session, lane: Lane, data: np.ndarray[Any, Any], buffer: int, spec: Spec, site: Site | None
+) -> None:
+    """Copy the user's data now, and make an array of it on the worker, with this number; there is a handle of it.
 
     `data` has the dtype and the shape of `spec`, whose memory order the elements are sent in.
     """
     session.refuse_in_tape("a NumPy array is sent to a device")
-    buffer = session.next_id()
-    place: Any
     if spec.nbytes < INLINE or not lane.shares:
-        if spec.nbytes > CARRIED:
-            raise ValueError(too_large(spec.nbytes, f"be sent to {lane.device}"))
-        place = _in_memory_order(data, spec).tobytes()
+        _carry(session, lane, data, buffer, spec, site)
     else:
-        block = _allocate(session, spec, site)
-        try:
-            target = session._arena.array(block, spec.shape, spec.dtype, spec.strides)
-            target[...] = data
-            number = next(session._blocks)
-            place = ("host", number, 0, session._arena.ticket(block))
-        except BaseException:  # Ctrl-C in a long copy
-            with session.lock:
-                session._arena.free(block)
-            raise
-    lent: dict[int, tuple[int, Any, int]] = {}
-    if type(place) is tuple:
-        lent[place[1]] = lane.index, block, buffer
-    instruction = (Control.UPLOAD, buffer, spec.id, place)
-    carried = type(place) is bytes and len(place) >= INLINE
-    try:
-        with session.lock:
-            if lane.lost is not None:
-                if lent:
-                    session._arena.free(block)
-                raise failures.again(lane.lost)
-            if carried:
-                lane.flush()  # two of them together could be more than a message carries
-            lane.define(spec)
-            if spec.nbytes >= BIG:
-                lane.expect(spec.nbytes)
-            if lent and session.recovery is not None:
-                session.recovery.uploaded(place[1], lent[place[1]])
-            # No calls: Ctrl-C comes before all of it or after. What is lent comes back from who is told of it only.
-            session._uploads |= lent
-            lane.batch += (instruction,)
-            lane.sites += (site,)
-            if carried:
-                lane.flush()
-            elif type(place) is bytes and len(place) > 1024:
-                lane.heavy += len(place)  # let it leave soon: the message grows
-                lane.limit = 0
-        if len(lane.batch) >= lane.limit:
-            lane.full()
-    except BaseException:  # nobody will have a handle of it
-        lane.dropped.append(buffer)
-        raise
-    return buffer
+        _lend(session, lane, data, buffer, spec, site)
+    if len(lane.batch) >= lane.limit:
+        lane.full()
 
 
-def _allocate(session: Session, spec: Spec, site: Site | None) -> Any:
-    """A block of the arena; when it is full, wait until the workers have given back what they do not hold on to."""
+def _carry(
+    session: Session, lane: Lane, data: np.ndarray[Any, Any], buffer: int, spec: Spec, site: Site | None
+) -> None:
+    """Issue it with the elements in the instruction."""
+    if spec.nbytes > CARRIED:
+        raise ValueError(too_large(spec.nbytes, f"be sent to {lane.device}"))
+    elements = _in_memory_order(data, spec).tobytes()
+    with session.lock:
+        if lane.lost is not None:
+            raise failures.again(lane.lost)
+        large = len(elements) >= INLINE
+        if large:
+            lane.flush()  # two of them together could be more than a message carries
+        lane.define(spec)
+        lane.append((Control.UPLOAD, buffer, spec.id, elements), site, spec.nbytes)
+        if large:
+            lane.flush()
+        elif len(elements) > 1024:
+            lane.heavy += len(elements)  # let it leave soon: the message grows
+            lane.limit = 0
+
+
+def _lend(session: Session, lane: Lane, data: np.ndarray[Any, Any], buffer: int, spec: Spec, site: Site | None) -> None:
+    """Issue it with the elements in a block of the arena.
+
+    When that is full, wait until the workers have given back what they do not hold on to.
+    """
     for wait in (True, True, False):  # what the first fence lets go has been told of before the second is answered
-        try:
-            with session.lock:  # whoever receives frees blocks meanwhile
-                return session._arena.allocate(spec.nbytes)
-        except OutOfDeviceMemory as error:
-            let_go()
-            if not wait or not session._uploads:
-                with session.lock:
-                    raise session._owners.of_uploads(error, session._uploads.values(), spec, site) from None
+        with uninterrupted():  # from when it is taken until it is told of, the block is nobody's
+            try:
+                with session.lock:  # whoever receives frees blocks meanwhile
+                    block = session._arena.allocate(spec.nbytes)
+            except OutOfDeviceMemory as error:
+                let_go()
+                if not wait or not session._uploads:
+                    with session.lock:
+                        raise session._owners.of_uploads(error, session._uploads.values(), spec, site) from None
+            else:
+                _issue_lent(session, lane, data, block, buffer, spec, site)
+                return
         if session.recovery is not None:  # which keeps uploads until they are in a checkpoint
             session.recovery.checkpoint(None)
         session.synchronize(raising=False)
         if session.recorder is not None:
             session.recorder.said("upload", f"the memory for {spec.dtype} {spec.shape} that workers still read")
+
+
+def _issue_lent(
+    session: Session, lane: Lane, data: np.ndarray[Any, Any], block: Any, buffer: int, spec: Spec, site: Site | None
+) -> None:
+    try:
+        session._arena.array(block, spec.shape, spec.dtype, spec.strides)[...] = data
+        number = next(session._blocks)
+        place = ("host", number, 0, session._arena.ticket(block))
+        with session.lock:
+            if lane.lost is not None:
+                raise failures.again(lane.lost)
+            lane.define(spec)
+            lane.append((Control.UPLOAD, buffer, spec.id, place), site, spec.nbytes)
+            session._uploads[number] = lane.index, block, buffer
+            if session.recovery is not None:
+                session.recovery.uploaded(number, session._uploads[number])
+    except BaseException:
+        with session.lock:
+            session._arena.free(block)
+        raise
 
 
 def _in_memory_order(data: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:
