@@ -259,9 +259,11 @@ def look_at_wait(session: Session, pending: Pending) -> None:
         return
     pending.warned = True
     waited = (now - pending.since_ns) / 1e9
+    # Without a shared page a worker tells at each quarter of the window only: it may well go on.
+    found = "lives but does not go on" if lane.shares else "lives and has told of no progress"
     text = [
         f"interlock: {describe(pending.site)} has waited for {waited:.0f} s, and the worker of {lane.device} "
-        f"(process {lane.worker.identity.pid}) lives but does not go on:",
+        f"(process {lane.worker.identity.pid}) {found}:",
         *(lines(view.reasons(step)) if step is not None else []),
         *worker_story(session, lane),
         "it is still waited for; Ctrl-C drops what has not started",

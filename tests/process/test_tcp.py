@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,6 +167,31 @@ def test_a_far_worker_that_falls_silent_or_ends_is_lost_and_the_others_go_on(own
                     (z + 1).numpy(timeout=5 * SILENCE_S)
                 assert (x + 1).tolist() == [2.0] * 5
             _end(up, silent)
+
+
+def test_ctrl_c_and_explain_need_no_shared_page(own: Path) -> None:
+    with listening("cpu:0", own) as up:
+        address = address_of(up)
+        with far_worker("cpu:1", address, own) as far:
+            far.line("serves at tcp://")
+            with il.connect(address=address, keys=own):
+                x = il.full((400, 400), 1 / 400, device="cpu:1")
+                il.synchronize()
+                kept = x + 1
+                for _ in range(400):  # many batches: what is in the one that runs is not dropped
+                    x = x @ x
+                y = np.unique(x[0].to("cpu:0"))
+                assert "waits for cpu:1" in str(il.explain(y))
+                timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    y.numpy()
+                timer.join()
+                for each in (x, y):
+                    with pytest.raises(il.Cancelled):
+                        each.numpy()
+                assert kept.to("cpu:0")[0, 0].item() == 1 + 1 / 400
+            _end(up, far)
 
 
 def state(pid: int) -> str:
