@@ -259,26 +259,3 @@ def test_explain_does_not_wait_for_a_shape_that_only_the_worker_can_tell(session
     z = np.unique(x[il.asarray([99], device=device)])
     until(lambda: il.explain(z).state != "waiting")
     assert "IndexError" in str(il.explain(z))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupted_question_for_a_shape_leaves_nothing(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with il.connect("cpu:0") as session:
-        x = il.asarray(np.array([3, 1, 3]))
-        il.synchronize()
-        lane = session.lanes[0]
-        sound = lane.append
-
-        def append(*arguments: Any) -> int:
-            if when == "after":
-                sound(*arguments)
-            raise KeyboardInterrupt
-
-        held = session.inspect()["cpu:0"]["arrays"]
-        with monkeypatch.context() as patched:
-            patched.setattr(lane, "append", append)
-            with pytest.raises(KeyboardInterrupt):
-                np.unique(x)
-        il.synchronize()
-        assert session.pending() == []
-        assert session.inspect()["cpu:0"]["arrays"] == held
