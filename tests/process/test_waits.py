@@ -255,7 +255,7 @@ def test_explain_does_not_wait_for_a_shape_that_only_the_worker_can_tell(session
         assert "unique at " in str(told)
         assert "# to be told of by its line" in str(told)
     assert y.shape == (2,)
-    assert il.explain(y).state == "ready"
+    until(lambda: il.explain(y).state == "ready")  # on a busy machine its question takes longer than it waits
     z = np.unique(x[il.asarray([99], device=device)])
     until(lambda: il.explain(z).state != "waiting")
     assert "IndexError" in str(il.explain(z))
