@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from ..protocol.errors import InterlockError
 from ..protocol.sockets import Events, Outlet
+from .interrupts import uninterrupted
 from .loans import Loan
 
 LONGEST_S: Final = 1e6  # seconds; what is longer is cut off, as the sockets count milliseconds in 32 bits
@@ -183,8 +184,12 @@ class Receiver:
         deadline = None if timeout_s is None else time.monotonic() + min(timeout_s, LOOK_S)
         while not pending.done and not self._closing:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if not self.inbox and not self._events.receive_into(self.inbox, left):
-                return
+            if not self.inbox:
+                # ZeroMQ's binding raises for a signal when it has received a message already, which would be lost.
+                with uninterrupted(self._hurry):
+                    came = self._events.receive_into(self.inbox, left)
+                if not came:
+                    return
             self._handle_first()
 
     def _handle_first(self) -> None:

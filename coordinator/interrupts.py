@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,7 +68,11 @@ class uninterrupted:  # noqa: N801  # it is used like a function
     threads, where Python never interrupts, and where a program has a handler that is none of Python's.
     """
 
-    __slots__ = ("_before", "_came")
+    __slots__ = ("_before", "_came", "_end")
+
+    def __init__(self, end: Callable[[], None] | None = None) -> None:
+        """`end` is called when Ctrl-C comes, to have what is waited for in the section come at once."""
+        self._end = end
 
     def __enter__(self) -> None:
         self._before: Any = None
@@ -80,6 +85,8 @@ class uninterrupted:  # noqa: N801  # it is used like a function
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True  # and no frame, which would keep what is in it
+        if self._end is not None:
+            self._end()
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:

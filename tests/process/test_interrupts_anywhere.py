@@ -6,6 +6,7 @@ back; between other instructions no interrupt can come, and the code counts on t
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import signal
 import sys
@@ -182,3 +183,44 @@ def test_ctrl_c_in_a_finaliser_comes_a_moment_later_and_the_array_goes() -> None
             drop()
         assert held(session) == before
     assert sys.unraisablehook is shown
+
+
+class Interrupting:
+    """A session's socket for events that receives a message, and Ctrl-C with it, as ZeroMQ's binding may."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self.left = 0
+
+    def recv(self, flags: int = 0) -> bytes:
+        data: bytes = self._socket.recv(flags)
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("gate", ["worker", "coordinator"])
+def test_no_message_is_lost_that_comes_together_with_ctrl_c(gate: str) -> None:
+    """Nobody sends it again: what it gives back would be kept for ever, and what it answers be waited for."""
+    with il.connect("cpu:0,cpu:1", gate=gate) as session:
+        there = session.devices[1]
+        socket: Any = Interrupting(session._events._socket)
+        session._events._socket = socket
+        before = held(session)
+        for at in range(1, 31):
+            x = il.asarray(np.full(N, at))
+            y = (x + 1).to(there)
+            del x
+            socket.left = 1 + at % 3
+            with contextlib.suppress(KeyboardInterrupt):
+                session.synchronize(timeout=20.0)
+                y.numpy(timeout=20.0)
+            socket.left = 0
+            np.testing.assert_array_equal(y.numpy(timeout=20.0), np.full(N, at + 1))
+            del y
+        assert held(session) == before
