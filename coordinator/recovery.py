@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 INSTRUCTIONS: Final = 10_000  # since the last checkpoint, until the next one is made
 UPLOADED: Final = 256 << 20  # bytes of uploads since, likewise
+PUT_OFF: Final = 8  # checkpoints in a row that could not be made, until what was sent since is not kept any more
 TRIES: Final = 6  # losses in a row without any progress, until it is given up
 GREETING_S: Final = 0.05  # between two looks whether a worker that does not answer is still there
 AGAIN_S: Final = 0.1  # before another try; twice as long each time
@@ -95,7 +96,7 @@ class Recovery:
         self.recovering = False
         self._told: dict[int, tuple[tuple[Any, ...], ...]] = {}  # by question, the specs that only a worker could tell
         self._asked: dict[int, set[int]] = {}  # by lane, what a checkpoint that is being made asked for
-        self._warned = False
+        self._put_offs = 0  # in a row
         self._wanted: list[Pending] = []  # of those who wait for a checkpoint
         self._wake = threading.Event()
         self._closed = False
@@ -315,6 +316,7 @@ class Recovery:
                     self._put_off(error)
                     return
             raise
+        self._put_offs = 0
         for each in wanted:
             each.happened(True)
         session.nudge()
@@ -438,10 +440,27 @@ class Recovery:
             pending.happened(InterlockError(f"no checkpoint could be made: {error}"))
         self._wanted = []
         self._instructions = self._uploaded = 0  # another try when as much has come again
-        warned, self._warned = self._warned, True
-        if not warned:
+        self._put_offs += 1
+        if self._put_offs >= PUT_OFF:
+            self._stop()
+        if self._closed:
+            told = (
+                f"recover=True has ended, as {PUT_OFF} checkpoints in a row could not be made ({error}): what a worker "
+                f"holds is lost with it from now on; drop arrays, or raise memory="
+            )
+        else:
+            told = f"recover=True: no checkpoint could be made ({error}); all is kept"
+        if self._closed or self._put_offs == 1:
             with contextlib.suppress(Warning):
-                warnings.warn(f"recover=True: no checkpoint could be made ({error}); all is kept", stacklevel=2)
+                warnings.warn(told, stacklevel=2)
+
+    def _stop(self) -> None:
+        """The session goes on as one without recover=True. The caller holds its lock."""
+        self._closed = True
+        self._let_go()
+        self._end_questions()
+        self._log, self._before = [], []
+        self.free()
 
     def _free_unless_needed(self, places: list[Any]) -> None:
         needed = {id(each.place) for kept in self._saved.values() for each in kept.values()}
@@ -641,15 +660,12 @@ class Recovery:
         """Everything is lost: what living workers had, was taken from them to begin anew."""
         session = self._session
         with session.lock:
-            self._let_go()
+            self._stop()
             self.recovering = False
-            self._closed = True
             for lane in session.lanes:
                 lane.paused = False
             for pending in self._wanted:
                 pending.happened(InterlockError("there is nothing left to make a checkpoint of"))
-            self._end_questions()
-            self.free()
             for lane in list(session.lanes):
                 own = self._dead.get(lane)
                 losses.lose(

@@ -66,9 +66,7 @@ def serve(
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # ZeroMQ may not have come to it yet
 
 
-def _serve(
-    device: str, address: str, home: Path, memory: int, options: dict[str, Any], tcp: Tcp | None
-) -> None:
+def _serve(device: str, address: str, home: Path, memory: int, options: dict[str, Any], tcp: Tcp | None) -> None:
     import numpy as np
 
     from ..worker.loop import Config, Worker

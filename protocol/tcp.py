@@ -347,9 +347,7 @@ class Why(NamedTuple):
     ended: bool  # it is sure that nobody listens any more
 
 
-def why_unreachable(
-    endpoint: str, connect_s: float = CONNECT_S, greeting_s: float = GREETING_S
-) -> Why | None:
+def why_unreachable(endpoint: str, connect_s: float = CONNECT_S, greeting_s: float = GREETING_S) -> Why | None:
     """Knock without a key: None if a ZeroMQ socket opens. It takes at most the two times together."""
     host, port = host_of(endpoint), endpoint.rpartition(":")[2]
     try:

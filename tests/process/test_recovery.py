@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -399,3 +400,29 @@ def test_restarts_that_are_asked_for_are_not_counted(runtime: Path, monkeypatch:
             x = x * 2  # not come to by then
             session.restart("cpu:0")
         assert same(x, np.arange(3) * 16)
+
+
+def test_without_memory_for_checkpoints_it_ends_and_says_so(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "INSTRUCTIONS", 20)
+    monkeypatch.setattr(recovery, "PUT_OFF", 2)
+    monkeypatch.setattr(recovery.Recovery, "_land", refuse)
+    with il.connect(devices=DEVICES[:2], recover=True) as session:
+        x = il.ones(10_000, device=DEVICES[1])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            deadline = time.monotonic() + 60
+            while session.recovery is not None and time.monotonic() < deadline:
+                x = x + 1
+        assert session.recovery is None
+        words = [str(each.message) for each in told]
+        assert "all is kept" in words[0]
+        assert "recover=True has ended" in words[1]
+        y = il.ones(3, device=DEVICES[0])
+        kill(session.pids[DEVICES[1]])
+        with pytest.raises(il.WorkerLost):
+            x.numpy(timeout=60)
+        assert y.tolist() == [1.0] * 3
+
+
+def refuse(*_: Any) -> None:
+    raise MemoryError("no memory")
