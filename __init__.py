@@ -56,17 +56,25 @@ _WHERE = {
 _MODULES = ("fft", "linalg", "random")
 
 
+def _load(module: str) -> Any:
+    """A module, whole even if Ctrl-C comes meanwhile."""
+    from .coordinator.uninterrupted import uninterrupted
+
+    with uninterrupted():
+        return import_module(module, __name__)
+
+
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        found = getattr(import_module(f".{_WHERE[name]}", __name__), name)
+        found = getattr(_load(f".{_WHERE[name]}"), name)
     elif name in _MODULES:
-        found = import_module(f".coordinator.{name}", __name__)
+        found = _load(f".coordinator.{name}")
     elif name in _NUMPY:
-        found = getattr(import_module("numpy"), name)
+        found = getattr(_load("numpy"), name)
     elif name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:
-        functions = import_module(".coordinator.functions", __name__)
+        functions = _load(".coordinator.functions")
         if name not in functions.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(functions, name)

@@ -14,10 +14,10 @@ from ..protocol.accesses import ASKED
 from ..protocol.messages import NEXT_OUTPUT
 from ..protocol.specs import Spec, spec
 from . import failures
-from .interrupts import uninterrupted
 from .issue import handle
 from .lane import Lane
 from .sites import Site
+from .uninterrupted import uninterrupted
 
 _WHAT: Final = "a shape that depends on values is needed"
 

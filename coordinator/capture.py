@@ -26,7 +26,6 @@ from ..protocol.messages import NEXT_OUTPUT, Control
 from ..protocol.recordings import bind, made
 from . import failures
 from .client import default_session
-from .interrupts import uninterrupted
 from .issue import Handle, handle
 from .lane import BIG
 from .modes import announce_verify
@@ -38,6 +37,7 @@ from .session import Session
 from .sites import user_site
 from .structure import Walk, described, fields_of, with_numbers
 from .trail import differentiating
+from .uninterrupted import uninterrupted
 
 _Maker: TypeAlias = Callable[[int, Walk, dict[int, Handle]], Any]
 KEPT: Final = 64  # recordings of one function; the oldest goes for the next one

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from ..protocol.errors import InterlockError
 from ..protocol.sockets import Events, Outlet
-from .interrupts import uninterrupted
 from .loans import Loan
+from .uninterrupted import uninterrupted
 
 LONGEST_S: Final = 1e6  # seconds; what is longer is cut off, as the sockets count milliseconds in 32 bits
 TURN_S: Final = 1.0  # how long the end waits for whoever receives

@@ -15,8 +15,8 @@ from ..protocol.errors import ProtocolError
 from . import greetings, losses
 from .events import Pending
 from .failures import Cause
-from .interrupts import uninterrupted
 from .loans import Loan
+from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from .session import Session

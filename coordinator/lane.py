@@ -19,9 +19,9 @@ from ..protocol.sockets import Outlet
 from ..protocol.specs import Spec
 from . import failures, workers
 from .events import Pending
-from .interrupts import uninterrupted
 from .sites import Site
 from .tracebacks import let_go
+from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from ..protocol.recordings import Binding

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..protocol import messages as m
 from ..protocol.identity import ends_within, same_host
 from . import failures, greetings
-from .interrupts import uninterrupted
 from .unfinished import told, unfinished
+from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from .session import Session

@@ -45,13 +45,14 @@ from . import answers, failures, finalisers, greetings, incoming, losses, worker
 from .closing import WORK_S, Closing, close
 from .events import STUCK_S, Pending, Receiver
 from .failures import Cause, Root
-from .interrupts import Interrupts, uninterrupted
+from .interrupts import Interrupts
 from .lane import BATCH, BIG, Device, GatedLane, Lane
 from .lives import MOST_LANES, Lives, Source, replaced
 from .modes import PLAIN, Flags, Modes, words
 from .owners import Owners
 from .sites import Site, describe, user_site
 from .tracker import Gate, Hazards
+from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from ..protocol.keys import Pair

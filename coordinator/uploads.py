@@ -14,10 +14,10 @@ from ..protocol.limits import CARRIED, too_large
 from ..protocol.messages import Control
 from ..protocol.specs import Spec
 from . import failures
-from .interrupts import uninterrupted
 from .lane import Lane
 from .sites import Site
 from .tracebacks import let_go
+from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from .session import Session

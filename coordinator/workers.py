@@ -24,7 +24,7 @@ from ..protocol.descriptors import LET_GO, pipe
 from ..protocol.errors import InterlockError
 from ..protocol.identity import Identity
 from ..protocol.logs import tail
-from .interrupts import uninterrupted
+from .uninterrupted import uninterrupted
 
 START_S: Final = 60.0  # the longest that a worker may take to be ready
 STOP_S: Final = 1.0  # how long a worker may take to stop before it is killed
