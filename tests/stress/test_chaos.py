@@ -79,7 +79,11 @@ def is_found(words: str, plant: Callable[[], Any]) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("lender_writes_in_place", "is wrong in"), ("frees_are_lost", "left over"), ("tickets_are_lost", "hangs|left over")],
+    [
+        ("lender_writes_in_place", "is wrong in"),
+        ("frees_are_lost", "left over"),
+        ("tickets_are_lost", "hangs|left over"),
+    ],
 )
 def test_a_wrong_value_a_leak_and_a_hang_are_found(fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PROGRAM", planted(fault))
