@@ -344,7 +344,19 @@ A = il.ones(4, device="cpu:1")
 pids = session.pids
 made = backlog("cpu:1")
 """,
-    "print('waits', flush=True); made[-1].numpy()",
+    """
+import threading
+
+def tell():  # once the read waits: before that Ctrl-C drops nothing
+    looks = 0
+    while looks < 20:
+        looks = 0 if session.receiver._turn else looks + 1
+        time.sleep(0.01)
+    print("waits", flush=True)
+
+threading.Thread(target=tell).start()
+made[-1].numpy()
+""",
     """
 assert A.tolist() == [1.0] * 4
 assert session.pids == pids and pids_alive(session)
