@@ -19,13 +19,19 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-def value(session: Session, pending: Pending, spec: Spec) -> np.ndarray[Any, Any]:
-    """The elements that came for a pending read."""
+def _good(session: Session, pending: Pending) -> Any:
+    """What came for a read; raises what came instead of elements."""
     fact = pending.fact
     if isinstance(fact, Exception):
         raise fact
     if fact.failure is not None:
         raise session._error(fact.failure)
+    return fact
+
+
+def value(session: Session, pending: Pending, spec: Spec) -> np.ndarray[Any, Any]:
+    """The elements that came for a pending read."""
+    fact = _good(session, pending)
     if type(fact.place) is not tuple:
         elements = _of_bytes(fact.place, spec).copy("K")
     else:
@@ -39,11 +45,7 @@ def value(session: Session, pending: Pending, spec: Spec) -> np.ndarray[Any, Any
 @contextlib.contextmanager
 def in_place(session: Session, pending: Pending, spec: Spec) -> Iterator[np.ndarray[Any, Any]]:
     """The elements that came for a pending read, where they lie: not the caller's, and gone when the block ends."""
-    fact = pending.fact
-    if isinstance(fact, Exception):
-        raise fact
-    if fact.failure is not None:
-        raise session._error(fact.failure)
+    fact = _good(session, pending)
     if type(fact.place) is not tuple:
         yield _of_bytes(fact.place, spec)
         return
